@@ -32,14 +32,8 @@ _held: dict[str, list[Held]] = {}  # by digest of functions: objects that no wor
 
 # A piece is one equation that JAX does not split. It would split a nested `jit`: it removes unused
 # operands, and moves loop-invariant code out of loops. The programs of two platforms would then
-# differ around the piece as well. The derivative of a piece is another equation of this kind, which
-# is linear in the operands after the first `num_fixed`.
+# differ around the piece as well.
 _piece_p = core.Primitive(PER_PLATFORM)
-_tangent_p = core.Primitive(f"{PER_PLATFORM}_tangent")
-
-
-def _bind(primitive: Any, function: Function, args: Sequence[Any], **params: Any) -> list[Any]:
-    return primitive.bind(*args, jaxpr=jax.jit(function).trace(*args).jaxpr, **params)
 
 
 @functools.lru_cache(_MOST_KEPT)
@@ -49,18 +43,19 @@ def _runner(name: str, jaxpr: core.Jaxpr) -> Function:
     return jax.jit(run)
 
 
-def _evaluate(*args: Any, name: str, jaxpr: core.Jaxpr, **_: Any) -> list[Any]:
+def _evaluate(*args: Any, name: str, jaxpr: core.Jaxpr) -> list[Any]:
     return _runner(name, jaxpr)(*args)
 
 
-def _lower(context: Any, *args: Any, name: str, jaxpr: core.Jaxpr, **_: Any) -> Any:
+def _lower(context: Any, *args: Any, name: str, jaxpr: core.Jaxpr) -> Any:
     return mlir.lower_fun(_runner(name, jaxpr), multiple_results=True)(context, *args)
 
 
 def _map(
-    primitive: Any, args: Sequence[Any], axes: Sequence[int | None], *, jaxpr: Any, **params: Any
+    args: Sequence[Any], axes: Sequence[int | None], *, name: str, jaxpr: core.Jaxpr
 ) -> tuple[list[Any], list[int]]:
-    results = _bind(primitive, _mapped(jaxpr, tuple(axes)), args, **params)
+    mapped = jax.jit(_mapped(jaxpr, tuple(axes))).trace(*args).jaxpr
+    results = _piece_p.bind(*args, name=name, jaxpr=mapped)
     return results, [0] * len(results)
 
 
@@ -69,78 +64,20 @@ def _mapped(jaxpr: core.Jaxpr, axes: tuple[int | None, ...]) -> Function:
     return jax.vmap(core.jaxpr_as_fun(jaxpr), in_axes=axes)
 
 
-def _differentiate(
-    primitive: Any,
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    name: str,
-    jaxpr: core.Jaxpr,
-    **params: Any,
-) -> tuple[list[Any], list[Any]]:
-    """Values and tangents for second derivatives. First derivatives: `backward` in `_declared`."""
-    results = primitive.bind(*primals, name=name, jaxpr=jaxpr, **params)
-    is_given = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
-    given = [tangent for tangent, yes in zip(tangents, is_given, strict=True) if yes]
-    function = _tangents(jaxpr, is_given)
-    name = f"{name}_tangent"
-    found = iter(_bind(_tangent_p, function, [*primals, *given], name=name, num_fixed=len(primals)))
-    return results, [
-        next(found) if _is_float(result) else ad.Zero(jax.typeof(result).to_tangent_aval())
-        for result in results
-    ]
-
-
-@functools.lru_cache(_MOST_KEPT)
-def _tangents(jaxpr: core.Jaxpr, is_given: tuple[bool, ...]) -> Function:
-    """A function of operands and some of their tangents; returns the tangents of float results."""
-
-    def run(*args: Any) -> list[Any]:
-        primals, given = args[: len(is_given)], args[len(is_given) :]
-
-        def of_given(*chosen: Any) -> list[Any]:
-            left = iter(chosen)
-            merged = [next(left) if yes else x for x, yes in zip(primals, is_given, strict=True)]
-            return _floats(core.jaxpr_as_fun(jaxpr)(*merged))
-
-        chosen = [x for x, yes in zip(primals, is_given, strict=True) if yes]
-        return jax.jvp(of_given, chosen, list(given))[1]
-
-    return run
-
-
-def _transpose(
-    cotangents: Sequence[Any], *args: Any, name: str, jaxpr: core.Jaxpr, num_fixed: int
-) -> list[Any]:
-    fixed = list(args[:num_fixed])
-    given = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-    function = _transposed(jaxpr, tuple(arg.aval for arg in args[num_fixed:]))
-    params = {"name": f"{name}_transposed", "num_fixed": num_fixed}
-    return [None] * num_fixed + _bind(_tangent_p, function, [*fixed, *given], **params)
-
-
-@functools.lru_cache(_MOST_KEPT)
-def _transposed(jaxpr: core.Jaxpr, linear: tuple[Any, ...]) -> Function:
-    num_fixed = len(jaxpr.in_avals) - len(linear)
-
-    def run(*args: Any) -> list[Any]:
-        fixed, cotangents = args[:num_fixed], args[num_fixed:]
-        of_linear = functools.partial(core.jaxpr_as_fun(jaxpr), *fixed)
-        return list(jax.linear_transpose(of_linear, *linear)(list(cotangents)))
-
-    return run
-
-
-for _primitive in (_piece_p, _tangent_p):
-    _primitive.multiple_results = True
-    _primitive.def_impl(_evaluate)
-    _primitive.def_effectful_abstract_eval(
-        lambda *_, jaxpr, **params: (jaxpr.out_avals, jaxpr.effects)
+def _differentiate(*_: Any, **__: Any) -> Any:
+    """First derivatives are those of `custom_vjp` in `_declared`, and don't call this."""
+    raise UsageError(
+        "a piece of jaxhet.per_platform has no second derivative, and no forward-mode one: write"
+        " what is differentiated twice in one way for all platforms"
     )
-    batching.primitive_batchers[_primitive] = functools.partial(_map, _primitive)
-    ad.primitive_jvps[_primitive] = functools.partial(_differentiate, _primitive)
-    mlir.register_lowering(_primitive, _lower)
-ad.primitive_transposes[_tangent_p] = _transpose
+
+
+_piece_p.multiple_results = True
+_piece_p.def_impl(_evaluate)
+_piece_p.def_effectful_abstract_eval(lambda *_, name, jaxpr: (jaxpr.out_avals, jaxpr.effects))
+batching.primitive_batchers[_piece_p] = _map
+ad.primitive_jvps[_piece_p] = _differentiate
+mlir.register_lowering(_piece_p, _lower)
 
 
 # --- its declaration ---
@@ -160,8 +97,8 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 
     The functions must not exchange data over islands themselves, and take all arrays as
     arguments. `jax.jit`, `jax.vmap`, `jax.grad` and `jax.checkpoint` work; forward-mode
-    differentiation does not. The backward pass runs the function again, so that all platforms keep
-    the same values for it: the arguments.
+    differentiation and second derivatives do not. The backward pass runs the function again, so
+    that all platforms keep the same values for it: the arguments.
 
     Args:
       default: the function for platforms and islands that are not named.
