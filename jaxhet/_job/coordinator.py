@@ -25,8 +25,8 @@ one authenticated connection to every process of the job:
                            {"bye": true}        before it closes the connection
 
 The id of a job is random, in hexadecimal digits: jobs may share a secret. A Failure is [class name,
-text]. A job makes the certificates for JAX's service itself; requests and certificates are sealed
-with the job secret. All messages are encrypted (`_net/channel.py`).
+text]. A job makes the certificates for JAX's service itself. All messages are encrypted
+(`_net/channel.py`).
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import announced as _announced
 from jaxhet._job import clock
-from jaxhet._job.membership import CERTIFICATE, HEADER, REQUEST
+from jaxhet._job.membership import HEADER
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._job.terms import Terms
 from jaxhet._net import handshake
@@ -182,10 +182,8 @@ class Coordinator:
         _, keys = handshake.accept(sock, self._secret, len(HEADER))
         channel = Channel(sock, keys)
         message = channel.receive(handshake.TIMEOUT_S)
-        request = message["request"]
-        pem = request["pem"].encode()
-        handshake.check_seal(request["seal"], self._secret, REQUEST, pem)
-        return channel, ProcessInfo.from_json(message["process_info"]), pem
+        request = message["request"].encode()
+        return channel, ProcessInfo.from_json(message["process_info"]), request
 
     def _serve_one(self, sock: socket.socket, come: tuple[Channel, ProcessInfo, bytes]) -> None:
         channel, info, request = come
@@ -240,13 +238,8 @@ class Coordinator:
 
     def _certificate(self, process: int) -> dict[str, str]:
         """The answer to a process's request."""
-        request = self._requests[process]
-        pems = self._authority.sign(request, process), self._authority.certificate
-        return {
-            "pem": pems[0].decode(),
-            "authority": pems[1].decode(),
-            "seal": handshake.seal(self._secret, CERTIFICATE, request, *pems),
-        }
+        pem = self._authority.sign(self._requests[process], process)
+        return {"pem": pem.decode(), "authority": self._authority.certificate.decode()}
 
     def _go(self) -> None:
         with self._lock:

@@ -28,17 +28,15 @@ _CLOSE_TIMEOUT_S = 5.0  # for a coordinator that reads slowly
 MOST_SILENCE_S = 40.0  # less than half of JAX's time for heartbeats, after which it aborts
 _QUESTIONS = 4  # without an answer, after which the coordinator is lost
 _NO_CLOCK = -1  # number of a question whose answer is no reading of the clock
-REQUEST, CERTIFICATE = "a request for a certificate", "a certificate"  # names of sealed parts
 
 
 class Membership:
     """A process's connection to the coordinator, and what it learnt there."""
 
-    def __init__(self, sock: socket.socket, channel: Channel, secret: bytes):
+    def __init__(self, sock: socket.socket, channel: Channel):
         self._sock = sock
         self._coordinator = ":".join(map(str, sock.getpeername()[:2]))
         self._channel = channel
-        self._secret = secret
         self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
         self._lock = threading.Lock()
         self._failure: JaxhetError | None = None
@@ -68,9 +66,8 @@ class Membership:
           UsageError: the job is not complete or does not agree; the text is the coordinator's.
         """
         identity = _new_identity()
-        seal = handshake.seal(self._secret, REQUEST, identity.request)
-        sealed = {"pem": identity.request.decode(), "seal": seal}
-        message = {"process_info": dataclasses.asdict(info), "request": sealed}
+        request = identity.request.decode()
+        message = {"process_info": dataclasses.asdict(info), "request": request}
         self._channel.send(message)
         self._sock.settimeout(timeout_s)
         while not self.members:
@@ -101,7 +98,9 @@ class Membership:
             raise TransportError(f"the id of the job has not {JOB_BYTES} bytes")
         self.service_address = message["service"]
         split_address(self.service_address, "the coordinator's service")
-        self.credentials = self._certified(identity, message["certificate"])
+        answer = message["certificate"]
+        pems = answer["pem"].encode(), answer["authority"].encode()
+        self.credentials = identity.process_credentials(*pems)
         self.members = members
 
     def _silent(self, timeout_s: float) -> TransportError:
@@ -111,11 +110,6 @@ class Membership:
             " s; other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
             " longer JAXHET_CONNECT_TIMEOUT_S than this process"
         )
-
-    def _certified(self, identity: "Identity", answer: dict[str, str]) -> Credentials:
-        pems = answer["pem"].encode(), answer["authority"].encode()
-        handshake.check_seal(answer["seal"], self._secret, CERTIFICATE, identity.request, *pems)
-        return identity.process_credentials(*pems)
 
     @property
     def local_address(self) -> str:
@@ -295,7 +289,7 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
         raise _refusal(address, error) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     limit_sends(sock)
-    return Membership(sock, Channel(sock, keys), secret)
+    return Membership(sock, Channel(sock, keys))
 
 
 def _refusal(address: str, error: handshake.RefusedError) -> JaxhetError:

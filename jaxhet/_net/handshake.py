@@ -17,7 +17,6 @@ import hashlib
 import hmac
 import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,6 @@ MAGIC = b"jaxhet 2\r\n\r\n"  # with an empty line, at which a server of HTTP ans
 NONCE_BYTES = 32  # with the magic
 MAC_BYTES = hashlib.sha256().digest_size
 TIMEOUT_S = 10.0  # for a whole handshake, and for the first message after it
-_LENGTH = struct.Struct("<I")
 _SCRYPT_N, _SCRYPT_R = 1 << 14, 8  # 16 MiB of memory
 _key_lock = threading.Lock()  # many connections at once compute a key once
 
@@ -169,26 +167,6 @@ def _receive_nonce(sock: socket.socket, deadline: float) -> bytes:
     if start != MAGIC:
         raise ForeignError(f"the answer begins with {start!r}")
     return start + receive_exactly(sock, NONCE_BYTES - len(MAGIC), deadline)
-
-
-def seal(secret: bytes, purpose: str, *parts: bytes) -> str:
-    """Proof, as hexadecimal digits, that who made it holds the job secret and meant these parts.
-
-    It protects data against changes on any way, also on one that is not encrypted.
-    """
-    lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
-    text = b"".join((b"jaxhet 2 seal ", purpose.encode(), b"\0", lengths, *parts))
-    return hmac.digest(_key(secret), text, "sha256").hex()
-
-
-def check_seal(found: str, secret: bytes, purpose: str, *parts: bytes) -> None:
-    """Checks a seal that arrived over a connection.
-
-    Raises:
-      TransportError: It is not that of these parts.
-    """
-    if not hmac.compare_digest(found, seal(secret, purpose, *parts)):
-        raise TransportError(f"{purpose} was changed on its way")
 
 
 def _mac(secret: bytes, role: bytes, connector: bytes, acceptor: bytes, presented: bytes) -> bytes:

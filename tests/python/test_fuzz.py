@@ -170,8 +170,7 @@ _PLACE = {"process": 0, "job": "00" * JOB_BYTES, "service": "127.0.0.1:9"}
 def test_damaged_answers_of_the_coordinator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     identity, authority = Identity(), Authority()
     pems = authority.sign(identity.request, 0), authority.certificate
-    seal = handshake.seal(_SECRET, _membership.CERTIFICATE, identity.request, *pems)
-    certificate = {"pem": pems[0].decode(), "authority": pems[1].decode(), "seal": seal}
+    certificate = {"pem": pems[0].decode(), "authority": pems[1].decode()}
     members = [process_info_of(1), process_info_of(0)]
     good = {"members": members, **_PLACE, "certificate": certificate}
     seeds = [good, {**good, "members": members[:1]}, {"error": ["UsageError", "no"]}]
@@ -180,11 +179,10 @@ def test_damaged_answers_of_the_coordinator_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(_membership, "_new_identity", lambda: identity)
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
-            membership = _membership.Membership(sock, channel, _SECRET)
+            membership = _membership.Membership(sock, channel)
             membership._left.set()  # so that the end of the input is no error
             with contextlib.suppress(JaxhetError):
                 membership.join(ProcessInfo.from_json(members[1]), 5)
-                assert membership.credentials == pems
                 assert sorted(member.process for member in membership.members) == [0, 1]
             sock.close()
 
@@ -197,7 +195,7 @@ def test_damaged_news_of_the_coordinator_are_heard() -> None:
     ]
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
-            membership = _membership.Membership(sock, channel, _SECRET)
+            membership = _membership.Membership(sock, channel)
             membership._follow()  # ends, and keeps an error for the program
             assert isinstance(membership.failure, JaxhetError), message
 

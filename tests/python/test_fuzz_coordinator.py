@@ -50,14 +50,9 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield server
 
 
-def _request(identity: Identity) -> dict[str, str]:
-    seal = handshake.seal(_SECRET, membership.REQUEST, identity.request)
-    return {"pem": identity.request.decode(), "seal": seal}
-
-
 def _first_messages() -> list[dict[str, Any]]:
     """First messages of process 1: a sound one, and some that do not go with process 0."""
-    request = _request(Identity())
+    request = Identity().request.decode()
     changes: list[dict[str, Any]] = [
         {},
         {"platform": "cuda"},
@@ -130,7 +125,10 @@ class _FaultyTerms(Terms):
 def test_process_info_that_is_not_understood_is_told_to_everybody(listener: socket.socket) -> None:
     coordinator, heard = _coordinator.Coordinator(listener, _SECRET, _FaultyTerms(2, 5)), _Heard()
     coordinator._outboxes = {0: heard}  # type: ignore[dict-item]
-    with said({"process_info": process_info_of(1), "request": _request(Identity())}) as (sock, _):
+    with said({"process_info": process_info_of(1), "request": Identity().request.decode()}) as (
+        sock,
+        _,
+    ):
         coordinator._serve_one(sock, coordinator._receive_info(sock))
     words = (
         "the coordinator does not understand the description of process 1 (island1, pid ",
