@@ -301,8 +301,6 @@ def _of_text(option: Option, variable: str, text: str) -> Any:
 
 def _checked(option: Option, value: Any, where: str) -> Any:
     items = value if option.is_list else (value,)
-    if option.aliases:
-        value = items = tuple(option.aliases.get(item, item) for item in items)
     if option.is_keyed:
         items = tuple(item.rpartition("=")[2] for item in items) or option.choices
     if option.choices and not (items and {*items} <= {*option.choices}):
@@ -321,9 +319,7 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     known = {o.env.removeprefix(PREFIX) for o in TABLE}
     for name in environ:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
-            # tcp is another name of socket.
-            wanted = name.removeprefix(PREFIX).replace("TCP", "SOCKET")
-            near = difflib.get_close_matches(wanted, known, 1)
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), known, 1)
             hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
             warnings.warn(
                 f"unknown environment variable {name}{hint}", stacklevel=1

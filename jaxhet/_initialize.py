@@ -113,8 +113,8 @@ def _join(config: Config, secret: bytes) -> _session.Session:
         session = set_up(config, secret, membership)
         if trace_folder is not None:
             session.observe(_trace.Trace(trace_folder, session, membership))
-        if _metrics.are_wanted(config):
-            session.observe(_metrics.Metrics(session.config, session))
+        if config.metrics_address:
+            session.observe(_metrics.Metrics(config.metrics_address, session))
     except BaseException as error:
         if membership.failure is None:
             membership.report(_for_others(error, _place.name(config)))

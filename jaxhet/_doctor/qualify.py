@@ -46,7 +46,6 @@ _OF_THIS_JOB = [
         "COORDINATOR_BIND_ADDRESS",
         "QUALIFICATION",
         "METRICS_ADDRESS",
-        "METRICS_FOLDER",
         "TRACE_FOLDER",
         "DUMP",
     )

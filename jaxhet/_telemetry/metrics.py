@@ -1,98 +1,48 @@
-"""Prometheus metrics of this process: served at a port, written to a file, or both.
+"""Prometheus metrics of this process, served at a port.
 
 The package prometheus_client makes the text; the numbers are the engine's own counters, read when
 somebody asks. All metrics have the labels `process` and `island`; docs/guides/metrics.md lists
 them.
 """
 
-import pathlib
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._net.addresses import split_address
 from jaxhet._telemetry.metrics_server import MetricsServer
 from jaxhet._telemetry.observed import ObservedSession, Observer
 
-_PERIOD_S = 10.0  # time between two writes of the file
 _OWN = ("process", "island")
 _PATH = (*_OWN, "transport", "peer_island")
 _PEER = (*_OWN, "peer", "peer_island")
 
 
-def are_wanted(config: Config) -> bool:
-    """Whether an option asks for metrics."""
-    return bool(config.metrics_address or config.metrics_folder)
-
-
 class Metrics(Observer):
-    """Serves or writes the metrics of a session until it is closed.
+    """Serves the metrics of a session until it is closed.
 
     Raises:
-      UsageError: prometheus_client is missing, the address can't be used, or there is no folder.
+      UsageError: prometheus_client is missing, or the address can't be used.
     """
 
-    def __init__(self, config: Config, session: ObservedSession):
+    def __init__(self, address: str, session: ObservedSession):
         client = _client()
-        self._client = client
-        self._registry = client.CollectorRegistry()
-        self._file: pathlib.Path | None = None
-        self._server: MetricsServer | None = None
-        self._writer: threading.Thread | None = None
-        self._closed = threading.Event()
-        if config.metrics_folder:
-            folder = pathlib.Path(config.metrics_folder)
-            if not folder.is_dir():
-                raise UsageError(
-                    f"JAXHET_METRICS_FOLDER {folder} is no folder; make it, or name another one"
-                )
-            self._file = folder / f"jaxhet-{session.process}.prom"
-        self._registry.register(_Collector(client, session))
-        if self._file is not None:
-            self._write()  # an error is the caller's, the first time
-        if config.metrics_address:
-            address, process = config.metrics_address, session.process
-            self._server = _serve(client, address, process, self._registry)
-        if self._file is not None:
-            self._writer = threading.Thread(
-                target=self._write_now_and_then, name="jaxhet-metrics", daemon=True
-            )
-            self._writer.start()
+        registry = client.CollectorRegistry()
+        registry.register(_Collector(client, session))
+        self._server: MetricsServer | None = _serve(client, address, session.process, registry)
 
     def close(self) -> None:
-        """Writes the file a last time, and serves no more; before the engine is closed."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
+        """Serves no more; before the engine is closed."""
         if self._server is not None:
             self._server.close()
-        if self._writer is not None:
-            self._writer.join()
+            self._server = None
 
     def close_in_child(self) -> None:
         """Closes a forked child's copy of the listening socket."""
-        if self._server is not None and not self._closed.is_set():
+        if self._server is not None:
             self._server.close_in_child()
-
-    def _write(self) -> None:
-        assert self._file is not None
-        try:
-            self._client.write_to_textfile(str(self._file), self._registry)
-        except OSError as error:
-            raise UsageError(f"can't write the metrics to {self._file}: {error.strerror}") from None
-
-    def _write_now_and_then(self) -> None:
-        is_over = False
-        while not is_over:
-            is_over = self._closed.wait(_PERIOD_S)
-            try:
-                self._write()
-            except UsageError:  # a disk that is full: the file gets old, and the job goes on
-                continue
 
 
 class _Collector:
@@ -186,7 +136,7 @@ def _client() -> ModuleType:
         import prometheus_client.core
     except ModuleNotFoundError:
         raise UsageError(
-            "JAXHET_METRICS_ADDRESS and JAXHET_METRICS_FOLDER need the package prometheus_client:"
+            "JAXHET_METRICS_ADDRESS needs the package prometheus_client:"
             " pip install -c constraints.txt -e '.[metrics]' in the checkout"
         ) from None
     return prometheus_client

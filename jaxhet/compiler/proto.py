@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _PACKAGE = "jaxhet.hlo"
-API_VERSION_TYPED_FFI = 4  # of CustomCallApiVersion
+API_VERSION_TYPED_FFI = 4  # value of CustomCallApiVersion
 
 # In the order of their numbers.
 _PRIMITIVE_TYPES = """

@@ -1,7 +1,6 @@
 """`jaxhet coordinator` as a service, and processes that were started by hand or by a scheduler."""
 
 import contextlib
-import pathlib
 import secrets
 import socket
 import subprocess
@@ -91,7 +90,7 @@ def _task_of_slurm(address: str, process: int) -> Mapping[str, str]:
     }
 
 
-def test_service_outlives_strangers_and_ends_with_the_job(tmp_path: pathlib.Path) -> None:
+def test_service_outlives_strangers_and_ends_with_the_job() -> None:
     """One process is a task of Slurm, the other was started by hand and is given its id."""
     with _service("--islands", "component0=1,component1=1") as (address, service):
         strangers = _strangers(address)
@@ -100,8 +99,7 @@ def test_service_outlives_strangers_and_ends_with_the_job(tmp_path: pathlib.Path
             "JAXHET_ISLAND": "component1",
             "JAXHET_ISLAND_PROCESS_ID": "0",
         }
-        metrics = {"JAXHET_METRICS_FOLDER": str(tmp_path)}
-        launched = {**_AUTO, **metrics, "JAXHET_LAUNCHED": "1"}
+        launched = {**_AUTO, "JAXHET_LAUNCHED": "1"}
         envs = [{**launched, **_task_of_slurm(address, 0)}, {**launched, **by_hand}]
         for process, ended in enumerate(run(_PROGRAM, *envs)):
             assert ended.code == 0, ended.text
@@ -112,7 +110,6 @@ def test_service_outlives_strangers_and_ends_with_the_job(tmp_path: pathlib.Path
         assert "the job has ended" in said
         for sock in strangers:
             sock.close()
-    assert {p.name for p in tmp_path.iterdir()} == {"jaxhet-0.prom", "jaxhet-1.prom"}
 
 
 @pytest.mark.slow

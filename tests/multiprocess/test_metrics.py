@@ -1,6 +1,5 @@
 """Prometheus metrics of a job, read by the parser of Prometheus's own Python client."""
 
-import pathlib
 import socket
 import types
 import urllib.request
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._telemetry import metrics
 from jaxhet.testing import free_port
@@ -77,13 +75,9 @@ def _check(samples: Samples, process: int) -> None:
     assert waited >= 0.4 if process == 0 else waited >= 0
 
 
-def test_metrics_are_served_written_and_parsed(tmp_path: pathlib.Path) -> None:
+def test_metrics_are_served_and_parsed() -> None:
     port = free_port()
-    envs = scripts.job(
-        JAXHET_METRICS_ADDRESS=f"127.0.0.1:{port}",
-        JAXHET_METRICS_FOLDER=str(tmp_path),
-        JAXHET_TRANSPORTS="socket",
-    )
+    envs = scripts.job(JAXHET_METRICS_ADDRESS=f"127.0.0.1:{port}", JAXHET_TRANSPORTS="socket")
     ended = scripts.run(_SCRIPT.replace("PORT", str(port)), *envs, timeout_s=120)
     for process, one in enumerate(ended):
         assert one.code == 0, one.text
@@ -92,10 +86,9 @@ def test_metrics_are_served_written_and_parsed(tmp_path: pathlib.Path) -> None:
         assert scraped, before
         assert closed
         _check(_samples(served), process)
-        _check(_samples((tmp_path / f"jaxhet-{process}.prom").read_text()), process)
 
 
-def _metrics_of(**options: object) -> metrics.Metrics:
+def _metrics_of(address: str) -> metrics.Metrics:
     island = types.SimpleNamespace(name="a", processes=(3,))
     session: Any = types.SimpleNamespace(
         process=3,
@@ -106,26 +99,24 @@ def _metrics_of(**options: object) -> metrics.Metrics:
         replicas_differing=0,
         error=lambda: None,
     )
-    return metrics.Metrics(_config.resolve(options, {}), session)
+    return metrics.Metrics(address, session)
 
 
-def test_metrics_that_can_not_be(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UsageError, match="no/such is no folder; make it, or name another one"):
-        _metrics_of(metrics_folder="no/such")
+def test_metrics_that_can_not_be() -> None:
     with pytest.raises(UsageError, match="metrics_address 'here' is not host:port"):
-        _metrics_of(metrics_address="here")
+        _metrics_of("here")
     with pytest.raises(UsageError, match=r"no ports above 65535.*process 3 uses the port"):
-        _metrics_of(metrics_address="127.0.0.1:65533")
+        _metrics_of("127.0.0.1:65533")
 
 
 def test_port_of_metrics_that_is_in_use() -> None:
     port = free_port()
-    first = _metrics_of(metrics_address=f"127.0.0.1:{port}")
+    first = _metrics_of(f"127.0.0.1:{port}")
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port + 3}/metrics").read()
         words = rf"can't be served on 127\.0\.0\.1:{port + 3} \(Address already in use\)"
         with pytest.raises(UsageError, match=words):
-            _metrics_of(metrics_address=f"127.0.0.1:{port}")
+            _metrics_of(f"127.0.0.1:{port}")
     finally:
         first.close()
 
@@ -167,5 +158,5 @@ def test_process_whose_metrics_can_not_be_served_leaves_the_job() -> None:
 
 def test_metrics_without_the_package_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    with pytest.raises(UsageError, match=r"need the package prometheus_client: pip install"):
-        _metrics_of(metrics_folder=".")
+    with pytest.raises(UsageError, match=r"needs the package prometheus_client: pip install"):
+        _metrics_of("127.0.0.1:9")
