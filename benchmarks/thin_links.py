@@ -35,7 +35,7 @@ LENGTH = 64  # tokens of a row
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a method did: its loss, tokens in each second, and the loss of each step."""
+    """Result of a method: its loss, tokens in each second, and the loss of each step."""
 
     name: str
     loss: float
