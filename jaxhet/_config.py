@@ -59,7 +59,8 @@ class Config(Options):
     )
     peer_sockets: int = knob(
         2,
-        "smallest number of data sockets per peer process; equally many per pair of interfaces",
+        "smallest number of data sockets per peer process; equally many per pair of interfaces,"
+        " and more where the round trip is long",
         minimum=1,
         agreed=True,
     )

@@ -30,6 +30,10 @@ _DEVICE_SOCKETS_READY = _FIRST_DEVICE_SOCKET - 1
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _RETRY_S = 0.1
+# One data socket for each 8 ms of the round trip, as 1 Gbit/s has 1 MB under way then: the kernel's
+# limits for the buffers of a socket (tcp_rmem, tcp_wmem) allow a few MB.
+_SOCKET_US = 8000
+_MOST_FOR_ROUND_TRIP = 16
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 
 _Pair = tuple[Interface, Interface]  # ours and the peer's
@@ -62,7 +66,8 @@ def connect_peers(
     Args:
       listener: Listener of this process.
       members: Processes to connect to.
-      data_sockets: Smallest number for each of them. 0: only control is connected.
+      data_sockets: Smallest number for each of them. 0: only control is connected. A peer with a
+        long round trip has more.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
       is_patient: Whether peers may compile, so that a handshake may take longer than its limit. The
@@ -72,27 +77,37 @@ def connect_peers(
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
-    wanted: list[_Wanted] = []
-    for info in members:
-        if info.process == listener.process:
-            continue
+    peers = [info for info in members if info.process != listener.process]
+    wanted = [_Wanted(info, 0, None) for info in peers]
+    deadline = time.monotonic() + timeout_s
+    control = _connect_channels(listener, wanted, timeout_s, check, 0 if is_patient else None)
+    wanted = []
+    for info in peers:
         pairs = _pairs(listener, info)
-        num_data = -(-data_sockets // len(pairs)) * len(pairs)
-        wanted.append(_Wanted(info, 0, None))
+        num_data = _num_data(control[info.process, 0], data_sockets, len(pairs))
         wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
-    sockets = _connect_channels(listener, wanted, timeout_s, check, 0 if is_patient else None)
-    data: dict[int, list[Link]] = {way.info.process: [] for way in wanted}
+    rest_s = max(deadline - time.monotonic(), 0)
+    links = _connect_channels(listener, wanted, rest_s, check, is_patient=is_patient)
+    data: dict[int, list[Link]] = {info.process: [] for info in peers}
     for way in wanted:
-        if way.channel:
-            data[way.info.process].append(sockets[way.info.process, way.channel])
-    return {p: PeerSockets(sockets[p, 0], tuple(links)) for p, links in data.items()}
+        data[way.info.process].append(links[way.info.process, way.channel])
+    return {p: PeerSockets(control[p, 0], tuple(found)) for p, found in data.items()}
+
+
+def _num_data(control: Link, fewest: int, num_pairs: int) -> int:
+    """Number of data sockets to a peer, the same at both ends. Pure."""
+    if fewest:
+        fewest = max(fewest, min(control.round_trip_us // _SOCKET_US, _MOST_FOR_ROUND_TRIP))
+    return -(-fewest // num_pairs) * num_pairs  # equally many for each pair of interfaces
 
 
 def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
     """Whether all connections of a process with a higher id are there: `connect_peers` is quick."""
-    num_pairs = len(_pairs(listener, info))
-    num_data = -(-data_sockets // num_pairs) * num_pairs
-    return listener.channels_of(info.process) >= set(range(1 + num_data))
+    links = listener.links_of(info.process)
+    if 0 not in links:
+        return False
+    num_data = _num_data(links[0], data_sockets, len(_pairs(listener, info)))
+    return links.keys() >= set(range(1 + num_data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +136,7 @@ class DeviceSockets:
     def have_come(self, listener: Listener, process: int) -> bool:
         """Whether a patient `connect_device_channels` has all connections of this process."""
         expected = set(itertools.chain(*map(self.channels, self.pairs)))
-        return listener.channels_of(process) >= expected | {_DEVICE_SOCKETS_READY}
+        return listener.links_of(process).keys() >= expected | {_DEVICE_SOCKETS_READY}
 
 
 def connect_device_channels(
@@ -193,12 +208,15 @@ def _connect_channels(
     timeout_s: float,
     check: Callable[[], None],
     spoken_on: int | None = None,
+    *,
+    is_patient: bool = False,
 ) -> dict[tuple[int, int], Link]:
     """The sockets of each channel to each peer, by process and channel.
 
     `spoken_on`: peers may compile, and the end that connects speaks on this channel when it has
-    connected all.
+    connected all. `is_patient`: they may, and it has.
     """
+    is_patient |= spoken_on is not None
     deadline = time.monotonic() + timeout_s
     links: dict[tuple[int, int], Link] = {}
     left: set[Interface] = set()  # this process's interfaces that could not reach a peer
@@ -207,7 +225,7 @@ def _connect_channels(
             continue
         link = _connect_pair(listener, way.pair, way, left) if way.pair else None
         key = (way.info.process, way.channel)
-        links[key] = link or _connect(listener, way, deadline, check, spoken_on is not None)
+        links[key] = link or _connect(listener, way, deadline, check, is_patient)
     expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
     links |= listener.take(expected, deadline, check, spoken_on)
     for link in links.values():

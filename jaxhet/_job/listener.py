@@ -21,11 +21,12 @@ from jaxhet._net import handshake
 from jaxhet._net.accept import Acceptor
 from jaxhet._net.interfaces import Interface
 
-# Magic, version, channel, from process, to process, job.
-_HEADER = struct.Struct(f"<8sHIII{JOB_BYTES}s")
+# Magic, version, channel, round trip in µs, from process, to process, job.
+_HEADER = struct.Struct(f"<8sHIIII{JOB_BYTES}s")
 _ANSWER = struct.Struct(f"<I{JOB_BYTES}s")  # process, job
+_TCP_INFO = struct.Struct("148xI")  # tcpi_min_rtt in linux/tcp.h
 _MAGIC = b"jaxhet-p"
-_VERSION = 4
+_VERSION = 5
 _ANY = 2**32  # more than a header can say
 _GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
 _PORTS = "check JAXHET_SOCKET_PORT and JAXHET_SOCKET_ADVERTISE"
@@ -33,10 +34,16 @@ _PORTS = "check JAXHET_SOCKET_PORT and JAXHET_SOCKET_ADVERTISE"
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A connected and authenticated socket, and its keys."""
+    """A connected and authenticated socket.
+
+    Attributes:
+      keys: Keys of the connection.
+      round_trip_us: Round trip that the end which connects has measured: both ends know it.
+    """
 
     socket: socket.socket
     keys: handshake.Keys
+    round_trip_us: int = 0
 
 
 class Listener:
@@ -122,10 +129,10 @@ class Listener:
         for process in waiting:
             threading.Thread(target=announce, args=(process,), daemon=True).start()
 
-    def channels_of(self, process: int) -> set[int]:
-        """Channels of connections that a peer has made and nobody has taken."""
+    def links_of(self, process: int) -> dict[int, Link]:
+        """Connections that a peer has made and nobody has taken, by channel."""
         with self._arrived:
-            return {channel for source, channel in self._links if source == process}
+            return {c: link for (source, c), link in self._links.items() if source == process}
 
     def drop(self, process: int) -> None:
         """Closes a peer's connections that nobody has taken."""
@@ -154,10 +161,12 @@ class Listener:
           RefusedError: The other end holds another secret, is not jaxhet, or did not answer.
           TransportError: The other end is another process, or of another job.
         """
-        header = _HEADER.pack(_MAGIC, _VERSION, channel, self.process, info.process, self.job)
+        round_trip_us = _round_trip_us(sock)
+        ends = self.process, info.process, self.job
+        header = _HEADER.pack(_MAGIC, _VERSION, channel, round_trip_us, *ends)
         answer, keys = handshake.connect(sock, self.secret, header, _ANSWER.size, timeout_s)
         _check_answer(answer, info, address, self.job)
-        return Link(sock, keys)
+        return Link(sock, keys, round_trip_us)
 
     def take(
         self,
@@ -212,16 +221,16 @@ class Listener:
         why = f", the last one because {'; another one because '.join(reasons)}" if reasons else ""
         return f"{refused} connections refused{why}"
 
-    def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], handshake.Keys]:
-        """Process and channel of a new connection, and its keys."""
+    def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], Link]:
+        """Process and channel of a new connection."""
         header, keys = handshake.accept(sock, self.secret, _HEADER.size, self._identity)
-        magic, version, channel, source, target, job = _HEADER.unpack(header)
+        magic, version, channel, round_trip_us, source, target, job = _HEADER.unpack(header)
         if job != self.job:
             raise TransportError(_another_job(f"process {source}", job, self.job))
         if (magic, version, target) != (_MAGIC, _VERSION, self.process):
             raise TransportError("a connection that was meant for another process was refused")
         self._check_sender(source, channel)
-        return (source, channel), keys
+        return (source, channel), Link(sock, keys, round_trip_us)
 
     def _check_sender(self, source: int, channel: int) -> None:
         """Checks that a peer of the job may open this connection.
@@ -259,10 +268,8 @@ class Listener:
             raise TransportError("this process has not joined its job")
         return _ANSWER.pack(self.process, self.job)
 
-    def _keep(
-        self, sock: socket.socket, authenticated: tuple[tuple[int, int], handshake.Keys]
-    ) -> None:
-        key, keys = authenticated
+    def _keep(self, sock: socket.socket, authenticated: tuple[tuple[int, int], Link]) -> None:
+        key, link = authenticated
         with self._arrived:
             earlier = self._links.get(key)
             # An attempt that the peer has ended replaces no later one, whose thread was quicker.
@@ -272,7 +279,7 @@ class Listener:
                 or (earlier is not None and not _is_given_up(earlier.socket, 0))
             )
             if not is_second:
-                self._links[key] = Link(sock, keys)
+                self._links[key] = link
                 self._arrived.notify_all()
             announce = self._announce
         superfluous = sock if is_second else earlier.socket if earlier else None
@@ -280,6 +287,15 @@ class Listener:
             superfluous.close()
         if announce is not None and not is_second:
             announce(key[0])
+
+
+def _round_trip_us(sock: socket.socket) -> int:
+    """The shortest round trip so far; 0 if it is unknown."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:
+        return 0
+    (found,) = _TCP_INFO.unpack(info)
+    return 0 if found == 2**32 - 1 else found
 
 
 def _has_words(sock: socket.socket) -> bool:

@@ -43,7 +43,10 @@ _MOMENTS = [(i % 2, round(_random.uniform(0, 0.3), 4)) for i in range(_KILLS)]
 
 @pytest.mark.parametrize(
     ("victim", "delay_s"),
-    [pytest.param(*m, marks=[pytest.mark.slow] if i else []) for i, m in enumerate(_MOMENTS)],
+    [
+        pytest.param(*moment, marks=[pytest.mark.slow] if i else [], id=str(i))
+        for i, moment in enumerate(_MOMENTS)
+    ],
 )
 def test_kill_between_start_and_finish(victim: int, delay_s: float) -> None:
     job = WatchedJob(["-c", _PROGRAM], islands=2)

@@ -20,6 +20,7 @@ from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener_module
 from jaxhet._job.listener import Link, Listener
 from jaxhet._job.process_info import ProcessInfo
+from jaxhet._net import handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.interfaces import Interface
 from jaxhet.testing import free_port
@@ -197,14 +198,26 @@ def test_connections_that_nobody_takes_can_be_dropped() -> None:
         announced: list[int] = []
         ours.announce_to(announced.append)
         links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
-        wait_until(lambda: ours.channels_of(1) == {0, 1}, 5)
+        wait_until(lambda: ours.links_of(1).keys() == {0, 1}, 5)
         wait_until(lambda: announced == [1, 1], 5)  # once for each connection
         ours.drop(1)
         for link in (links[0].control, *links[0].data):
             link.socket.settimeout(5)
             assert link.socket.recv(1) == b""
             link.socket.close()
-        assert not ours.channels_of(1)
+        assert not ours.links_of(1)
+
+
+@pytest.mark.parametrize(
+    ("round_trip_ms", "fewest", "pairs", "sockets"),
+    [(0, 2, 1, 2), (15, 2, 1, 2), (50, 2, 1, 6), (80, 2, 3, 12), (999, 2, 1, 16), (80, 0, 1, 0)],
+)
+def test_long_round_trip_needs_more_sockets(
+    round_trip_ms: int, fewest: int, pairs: int, sockets: int
+) -> None:
+    with socket.socket() as sock:
+        control = Link(sock, handshake.Keys(b"", b""), round_trip_ms * 1000)
+        assert bootstrap._num_data(control, fewest, pairs) == sockets
 
 
 class _Ends:
@@ -385,7 +398,7 @@ def test_attempt_that_has_ended_replaces_no_later_one(monkeypatch: pytest.Monkey
         wait_until(lambda: (1, 1) in ours._links, 5)
         ended, other = socket.socketpair()
         other.close()
-        ours._keep(ended, ((1, 1), link.keys))
+        ours._keep(ended, ((1, 1), Link(ended, link.keys)))
         assert ended.fileno() == -1
         taken = _take(ours)
         assert taken.keys.send == link.keys.receive

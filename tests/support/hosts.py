@@ -2,12 +2,15 @@
 
 Host i has the address 10.77.k.(i + 1)/24 on its interface eth<k>, unless the test names another
 network. The interfaces eth<k> of all hosts are joined by switch k: a bridge in a namespace of its
-own, or a wire that delays and loses packets (`tests/support/wire.py`). Everything ends with the
+own, or a wire with a rate, a delay and losses (`tests/support/wire.cc`). Everything ends with the
 processes that hold the namespaces.
 """
 
 import concurrent.futures
+import functools
+import itertools
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -16,17 +19,27 @@ from collections.abc import Mapping, Sequence
 from tests.support.jobs import ROOT
 from tests.support.scripts import Ended, environment
 
-_TOOLS = ("ip", "tc", "unshare", "nsenter")
+_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 
 
-def unavailable() -> str:
+def unavailable(tools: Sequence[str] = tuple(_TOOLS)) -> str:
     """Why this machine can't stand for several hosts, or ""."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
-        return f"network namespaces need {', '.join(missing)} (Debian: iproute2, util-linux)"
+    if missing := [f"{tool} ({_TOOLS[tool]})" for tool in tools if shutil.which(tool) is None]:
+        return f"network namespaces need {', '.join(missing)}"
     ended = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
     return "" if ended.returncode == 0 else "network namespaces are not permitted here"
+
+
+def unavailable_wire() -> str:
+    """Why this machine can't have two hosts with nothing but a wire, or ""."""
+    if why := unavailable(("unshare", "nsenter")):
+        return why
+    if not pathlib.Path("/dev/net/tun").exists():
+        return "a wire needs TAP interfaces (/dev/net/tun)"
+    compiler = os.environ.get("CXX", "c++")
+    return "" if shutil.which(compiler) else f"a wire needs a C++ compiler ({compiler}, or CXX)"
 
 
 class _Namespace:
@@ -58,7 +71,7 @@ class Hosts:
 
     Args:
       num_hosts: Number of hosts, at most 250.
-      num_interfaces: Number of interfaces of each host.
+      num_interfaces: Number of interfaces of each host, beside that of a wire.
       mbit_s: Rate at which each interface sends; None: as fast as it can.
       network: First two numbers of all addresses; packets never leave the namespaces.
     """
@@ -78,7 +91,8 @@ class Hosts:
             self._switches.run("ip", "link", "add", f"switch{k}", "type", "bridge")
             self._switches.run("ip", "link", "set", f"switch{k}", "up")
         for i, host in enumerate(self._hosts):
-            host.run("ip", "link", "set", "lo", "up")
+            if num_interfaces:
+                host.run("ip", "link", "set", "lo", "up")
             for k in range(num_interfaces):
                 self._plug_in(i, k)
                 if mbit_s is not None:
@@ -110,6 +124,12 @@ class Hosts:
         self, script: str, envs: Sequence[Mapping[str, str]]
     ) -> list["subprocess.Popen[str]"]:
         """Starts a Python script on each host, with its environment."""
+        return self.start_each([script] * len(self._hosts), envs)
+
+    def start_each(
+        self, scripts: Sequence[str], envs: Sequence[Mapping[str, str]] = ({}, {})
+    ) -> list["subprocess.Popen[str]"]:
+        """Starts a Python script of its own on each host."""
         base = environment()
         return [
             subprocess.Popen(
@@ -120,7 +140,7 @@ class Hosts:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            for host, env in zip(self._hosts, envs, strict=True)
+            for host, script, env in zip(self._hosts, scripts, envs, strict=True)
         ]
 
     def job(self, **common: str) -> list[dict[str, str]]:
@@ -137,26 +157,30 @@ class Hosts:
             for i in range(len(self._hosts))
         ]
 
-    def wire(self, delay_ms: int, loss: float) -> "subprocess.Popen[str]":
-        """Joins hosts 0 and 1 by their interface eth<num_interfaces>, over a bad line.
+    def wire(self, delay_ms: float, loss: float, mbit_s: float = 0) -> "subprocess.Popen[str]":
+        """Joins hosts 0 and 1 by their interface eth<num_interfaces>, over a long line.
+
+        Args:
+          delay_ms: Time that a packet needs in one direction.
+          loss: Part of the packets that is lost at random.
+          mbit_s: Rate of each direction; 0: no limit.
 
         Returns:
-          The process that carries the packets, until its input ends.
+          The process that carries the packets, until its input ends. It prints counts then.
         """
+        name = f"eth{self.num_interfaces}"
+        numbers = (delay_ms, loss, mbit_s, 1)  # 1: seed of the losses
+        ends = (str(host.pid) for host in self._hosts[:2])
+        addresses = (self.address(host, self.num_interfaces) for host in (0, 1))
+        pairs = itertools.chain(*zip(ends, addresses, strict=True))
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.wire", f"eth{self.num_interfaces}"),
-                *(str(delay_ms), str(loss), *(str(host.pid) for host in self._hosts[:2])),
-            ],
-            cwd=ROOT,
+            [_wire_program(), name, *map(str, numbers), *pairs],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        for i in (0, 1):
-            self._name(i, self.num_interfaces)
         return process
 
     def _plug_in(self, host: int, interface: int) -> None:
@@ -172,6 +196,19 @@ class Hosts:
         name, address = f"eth{interface}", f"{self.address(host, interface)}/24"
         self._hosts[host].run("ip", "address", "add", address, "dev", name)
         self._hosts[host].run("ip", "link", "set", name, "up")
+
+
+@functools.cache
+def _wire_program() -> pathlib.Path:
+    """`tests/support/wire.cc`, compiled."""
+    source, program = ROOT / "tests" / "support" / "wire.cc", ROOT / "_build" / "wire"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(exist_ok=True)
+        new = program.with_suffix(f".{os.getpid()}")  # other workers may do the same
+        compiler = os.environ.get("CXX", "c++")
+        subprocess.run([compiler, "-std=c++20", "-O2", "-o", new, source], check=True)
+        new.rename(program)
+    return program
 
 
 def wait(processes: Sequence["subprocess.Popen[str]"], timeout_s: float) -> list[Ended]:

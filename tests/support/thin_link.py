@@ -1,39 +1,119 @@
 """`benchmarks.thin_links` between two network namespaces with a thin line between them. Needs root.
 
     python -m tests.support.thin_link MBIT_S RTT_MS LOSS [arguments of benchmarks.thin_links]
+    python -m tests.support.thin_link table [arguments of benchmarks.thin_links]
 
-A token bucket limits the rate of each direction (tbf). With a round trip above 0, packets go
-through `tests/support/wire.py`, which delays them and loses a part LOSS.
+The line is `tests/support/wire.cc`. `table` trains over a line without limits and over one of 1
+Gbit/s with a round trip of 50 ms and 0.1 % lost, and moves arrays of 64 MiB over lines of 80 ms.
 """
 
+import json
+import pathlib
 import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
 
 from tests.support import hosts
 from tests.support.hosts import Hosts
 
-_PROGRAM = """
+_TRAIN = """
 import sys
 sys.argv = {arguments!r}
 import benchmarks.thin_links
 benchmarks.thin_links.main()
 """
+# Prints the seconds of some arrays of 64 MiB that each end sends the other at a time, by number.
+_EXCHANGE = """
+import time
+import jax, numpy as np, jaxhet
+from jax.sharding import NamedSharding, PartitionSpec as P
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": 2})
+split = NamedSharding(mesh, P("x"))
+own = np.random.default_rng(jax.process_index()).random((1, 1 << 24), np.float32)
+arrays = [jax.make_array_from_callback((2, 1 << 24), split, lambda i: own + k) for k in range(4)]
+swap = lambda x: jax.lax.ppermute(x, "x", [(0, 1), (1, 0)])
+swap_all = lambda xs: [jax.shard_map(swap, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
+                       for x in xs]
+for number in (1, 4):
+    swapped = jaxhet.jit(swap_all)
+    seconds = []
+    for _ in range(6):
+        began = time.perf_counter()
+        jax.block_until_ready(swapped(arrays[:number]))
+        seconds.append(time.perf_counter() - began)
+    if jax.process_index() == 0: print(number, sorted(seconds[1:])[2])
+jaxhet.shutdown()
+"""
+_METHODS = ("f32", "mxint8", "mxint4 with error feedback", "DiLoCo mxint4, delay 5")
+_THIN = (1000.0, 50.0, 0.001)
+_ARRAY_BITS = 8 << 26
 
 
-def main(mbit_s: int, rtt_ms: float, loss: float, arguments: list[str]) -> None:
-    """Prints what both processes print."""
-    link = f"{mbit_s} Mbit/s, {rtt_ms:g} ms, {loss:.1%} lost"
-    program = _PROGRAM.format(arguments=["thin_links", "--link", link, *arguments])
-    with Hosts(2, 1, None if rtt_ms else mbit_s) as net:
-        common: dict[str, str] = {}
-        if rtt_ms:
-            net.wire(round(rtt_ms / 2), loss)
-            for host in (0, 1):
-                net.shape(host, 1, mbit_s)
-            common["JAXHET_COORDINATOR_ADDRESS"] = f"{net.address(0, 1)}:7000"
-            common["JAXHET_SOCKET_INTERFACES"] = "eth1"
-        for ended in hosts.wait(net.start(program, net.job(**common)), 7200):
-            print(ended.text)
+def job(program: str, mbit_s: float, rtt_ms: float, loss: float, **env: str) -> str:
+    """Runs a job of two processes, one at each end of a line; returns the output of process 0.
+
+    Raises:
+      RuntimeError: The job failed.
+    """
+    with Hosts(2, 0) as net, net.wire(rtt_ms / 2, loss, mbit_s):
+        ended = hosts.wait(net.start(program, net.job(**env)), 7200)
+    if any(one.code for one in ended):
+        raise RuntimeError("\n".join(one.text for one in ended))
+    return ended[0].text
+
+
+def train(mbit_s: float, rtt_ms: float, loss: float, arguments: Sequence[str]) -> str:
+    """Output of `benchmarks.thin_links` over a line."""
+    link = f"{mbit_s:g} Mbit/s, {rtt_ms:g} ms, {loss:.1%} lost" if mbit_s else "no limits"
+    return job(
+        _TRAIN.format(arguments=["thin_links", "--link", link, *arguments]), mbit_s, rtt_ms, loss
+    )
+
+
+def rows_of(link: tuple[float, float, float], arguments: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of `_METHODS` that `benchmarks.thin_links` writes."""
+    chosen = [word for name in _METHODS for word in ("--only", name)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "rows.json"
+        train(*link, [*arguments, *chosen, "--json", str(path)])
+        return json.loads(path.read_text())["rows"]
+
+
+def table(arguments: Sequence[str]) -> None:
+    """Prints all figures."""
+    free, thin = rows_of((0, 0, 0), arguments), rows_of(_THIN, arguments)
+    print("| method | tokens/s, no limits | 1 Gbit/s, 50 ms, 0.1 % lost | part | to f32 | loss |")
+    print("|---|---|---|---|---|---|")
+    for own, slow in zip(free, thin, strict=True):
+        best, rate = own["tokens_per_s"], slow["tokens_per_s"]
+        cells = f"{best:.0f}", f"{rate:.0f}", f"{rate / best:.3f}"
+        against = f"{rate / thin[0]['tokens_per_s']:.2f}"
+        print(f"| {slow['name']} | {' | '.join(cells)} | {against} | {slow['loss']:.5f} |")
+    print("\n| 1 Gbit/s, 80 ms | 64 MiB alone, s | part of the rate | 4 at a time, part |")
+    print("|---|---|---|---|", flush=True)
+    for name, loss, env in (
+        ("nothing lost", 0.0, {}),
+        ("nothing lost, encrypted", 0.0, {"JAXHET_ENCRYPTION": "full"}),
+        ("0.1 % lost", 0.001, {}),
+    ):
+        text = job(_EXCHANGE, 1000, 80, loss, **env)
+        found = dict(line.split() for line in text.splitlines()[-2:])
+        alone, four = float(found["1"]), float(found["4"])
+        parts = f"{_ARRAY_BITS / alone / 1e9:.3f}", f"{4 * _ARRAY_BITS / four / 1e9:.3f}"
+        print(f"| {name} | {alone:.3f} | {' | '.join(parts)} |", flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    if why := hosts.unavailable_wire():
+        sys.exit(why)
+    if sys.argv[1] == "table":
+        return table(sys.argv[2:])
+    mbit_s, rtt_ms, loss = map(float, sys.argv[1:4])
+    return print(train(mbit_s, rtt_ms, loss, sys.argv[4:]))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    main()

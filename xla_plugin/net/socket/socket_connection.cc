@@ -12,6 +12,7 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
+#include "xla_plugin/net/socket/long_path.h"
 #include "xla_plugin/net/socket/path_name.h"
 
 namespace jaxhet::sockets {
@@ -55,6 +56,9 @@ SocketConnection::SocketConnection(SocketSetup sockets, ConnectionHost& host)
   for (size_t i = 0; i < sockets.data.size(); ++i) {
     std::string path = PathName(sockets.data[i].get());
     paths.insert(path);
+    if (SetUpLongPath(sockets.data[i].get())) {
+      chunk_bytes_ = std::min(chunk_bytes_, kLongPathChunkBytes);
+    }
     data_.emplace_back(i, std::move(sockets.data[i]), std::move(sockets.keys[i]), std::move(path));
   }
   has_paths_ = paths.size() > 1;
