@@ -1,8 +1,10 @@
 """`jaxhet coordinator`: the coordinator of one job as a service."""
 
-import dataclasses
 import os
 import sys
+from typing import Annotated
+
+import typer
 
 from jaxhet import _config
 from jaxhet._errors import UsageError
@@ -13,60 +15,76 @@ from jaxhet._net.addresses import listen
 from jaxhet._net.secret import read_secret
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of `jaxhet coordinator`; `jaxhet coordinator --help` explains each."""
+def coordinator(
+    bind: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS:PORT", help="address to listen on; 0.0.0.0 or [::]: all"),
+    ],
+    islands: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="islands in the order of process ids, with their numbers of processes",
+        ),
+    ] = "",
+    num_processes: Annotated[
+        int | None, typer.Option(min=1, help="processes of the job, if --islands is not given")
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="name or address by which processes reach the coordinator; default: the address"
+            " that each process connected to",
+        ),
+    ] = None,
+) -> None:
+    """Serve one job: collect its processes, check that they agree, report failures.
 
-    bind: str
-    advertise: str | None = None
-    num_processes: int | None = None
-    islands: tuple[str, ...] = ()
-
-
-def serve(options: Options) -> int:
-    """Serves one job until it has ended; returns 0 if all of its processes said goodbye, else 1.
-
-    Reads nothing from stdin. The port answers when processes may come.
-
-    Raises:
-      UsageError: No secret, no number of processes, or the address can't be used.
+    Processes need its address in JAXHET_COORDINATOR_ADDRESS, JAXHET_LAUNCHED=1, and the same
+    secret as the coordinator in JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE. With --islands the
+    coordinator assigns process ids to processes that know their JAXHET_ISLAND and
+    JAXHET_ISLAND_PROCESS_ID. It reads no stdin, is ready when its port answers, and ends with the
+    job. The exit code is 0 if every process said goodbye, else 1.
     """
     config = _config.resolve()
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)
     os.environ.update({k: v for k, v in _coordinator.QUIET.items() if k not in os.environ})
-    agreed = terms(options, config.connect_timeout_s)
-    coordinator = _coordinator.Coordinator(listen(options.bind), secret, agreed)
-    _say(f"listens on {options.bind} for the {agreed.num_processes} processes of a job")
-    coordinator.serve()
-    if coordinator.failure:
-        _say(f"the job has failed: {coordinator.failure}")
-        return 1
+    names = tuple(part.strip() for part in islands.split(",") if part.strip())
+    agreed = terms(names, num_processes, advertise, config.connect_timeout_s)
+    server = _coordinator.Coordinator(listen(bind), secret, agreed)
+    _say(f"listens on {bind} for the {agreed.num_processes} processes of a job")
+    server.serve()
+    if server.failure:
+        _say(f"the job has failed: {server.failure}")
+        raise typer.Exit(1)
     _say("the job has ended")
-    return 0
 
 
-def terms(options: Options, timeout_s: float) -> Terms:
+def terms(
+    islands: tuple[str, ...], num_processes: int | None, advertise: str | None, timeout_s: float
+) -> Terms:
     """Size and islands that the coordinator requires.
 
     Raises:
       UsageError: The number of processes is not given, or twice with different values.
     """
-    sizes = announced.sizes(options.islands)
+    sizes = announced.sizes(islands)
     total = sum(sizes.values())
-    if options.islands and not sizes:
+    if islands and not sizes:
         raise UsageError(
-            f"--islands {','.join(options.islands)} has no numbers of processes: write"
+            f"--islands {','.join(islands)} has no numbers of processes: write"
             " NAME=PROCESSES,…, as in nvidia=4,amd=2"
         )
-    if not total and options.num_processes is None:
+    if not total and num_processes is None:
         raise UsageError("how many processes has the job? Give --islands or --num-processes")
-    if total and options.num_processes not in (None, total):
+    if total and num_processes not in (None, total):
         raise UsageError(
-            f"--num-processes {options.num_processes}, and --islands"
-            f" {','.join(options.islands)} has {total}: give one of the two"
+            f"--num-processes {num_processes}, and --islands"
+            f" {','.join(islands)} has {total}: give one of the two"
         )
-    return Terms(total or options.num_processes or 0, timeout_s, sizes, options.advertise)
+    return Terms(total or num_processes or 0, timeout_s, sizes, advertise)
 
 
 def _say(text: str) -> None:

@@ -4,8 +4,9 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 
 from jaxhet._errors import UsageError
@@ -15,68 +16,82 @@ if TYPE_CHECKING:
     from jaxhet._job.proofs import Qualification
 
 _WIDTH = 100  # width of text in a file
+_REPORT = pathlib.Path("jaxhet-qualify.json")
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of `jaxhet doctor`; `jaxhet doctor --help` explains each."""
+def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="try to reach this address as well"),
+    ] = None,
+    qualify: Annotated[
+        bool, typer.Option(help="prove the transports between the processes of a job, on CPU")
+    ] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="coordinator of the job of --qualify; process 0 listens there"
+        ),
+    ] = None,
+    process_id: Annotated[
+        int | None, typer.Option(help="this process of the job of --qualify")
+    ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(help="processes of the job of --qualify")
+    ] = None,
+    report: Annotated[
+        pathlib.Path, typer.Option(help="file in which process 0 writes the proofs, as JSON")
+    ] = _REPORT,
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
+) -> None:
+    """List the usable parts of this machine, and why other parts are not usable.
 
-    peer: str | None = None
-    qualify: bool = False
-    coordinator: str | None = None
-    process_id: int | None = None
-    num_processes: int | None = None
-    report: pathlib.Path = pathlib.Path("jaxhet-qualify.json")
-    json: bool = False
-
-
-def doctor(options: Options) -> int:
-    """Prints a report; returns the exit code: 0 if all that is needed works, else 1.
-
-    Raises:
-      UsageError: an option, here or in the environment, is not valid.
-      JaxhetError: with `qualify`, the job could not be set up, or a process died.
+    The exit code is 0 if everything that a job needs works, 1 if a line says "error", and 2 if the
+    answer could not be found. Start --qualify on every host at the same time, or by jaxhet launch;
+    its exit code is 0 if every pair of processes has a proven transport and no transport failed.
     """
-    if options.qualify:
-        return _qualify(options)
-    for name in ("coordinator", "process_id", "num_processes", "report"):
-        if getattr(options, name) != getattr(Options, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is of use with --qualify only; give both")
+    if qualify:
+        job = {
+            "coordinator_address": coordinator,
+            "process_id": process_id,
+            "num_processes": num_processes,
+        }
+        raise typer.Exit(_qualify(job, report, as_json=as_json))
+    flags = {
+        "--coordinator": coordinator,
+        "--process-id": process_id,
+        "--num-processes": num_processes,
+        "--report": None if report == _REPORT else report,
+    }
+    if given := [flag for flag, value in flags.items() if value is not None]:
+        raise UsageError(f"{given[0]} is of use with --qualify only; give both")
     from jaxhet._doctor import text  # and with them JAX
     from jaxhet._doctor.collect import collect
 
-    report = collect(options.peer)
-    if options.json:
-        print(_json(report), end="")
+    found = collect(peer)
+    if as_json:
+        print(_json(found), end="")
     else:
-        text.show(report, _console())
-    return 0 if report.ok else 1
+        text.show(found, _console())
+    raise typer.Exit(0 if found.ok else 1)
 
 
-def _qualify(options: Options) -> int:
+def _qualify(job: dict[str, Any], report: pathlib.Path, *, as_json: bool) -> int:
     """Takes part in the job; process 0 prints the report and writes it."""
-    folder = options.report.absolute().parent
+    folder = report.absolute().parent
     if not folder.is_dir():
-        raise UsageError(
-            f"can't write {options.report}: no folder {folder}; choose another --report"
-        )
+        raise UsageError(f"can't write {report}: no folder {folder}; choose another --report")
     from jaxhet._doctor import text
     from jaxhet._doctor.qualify import qualify
 
-    arguments = {
-        "coordinator_address": options.coordinator,
-        "process_id": options.process_id,
-        "num_processes": options.num_processes,
-    }
-    process, found = qualify(arguments)
+    process, found = qualify(job)
     if process == 0:
-        _write(options.report, _json(found))
-        if options.json:
+        _write(report, _json(found))
+        if as_json:
             print(_json(found), end="")
         else:
             text.show_proofs(found, _console())
-            print(f"written to {options.report}")
+            print(f"written to {report}")
     return 0 if found.ok else 1
 
 

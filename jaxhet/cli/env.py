@@ -4,8 +4,9 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -109,14 +110,21 @@ def _derive(config: _config.Config, values: dict[str, tuple[Any, str]]) -> str:
     return ""
 
 
-def env(*, as_json: bool) -> int:
-    """Prints what was found; returns 0 if it is enough for `jaxhet.initialize`, else 1."""
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
+) -> None:
+    """Print this process's place in a job according to the environment, and the sources.
+
+    Sources are JAXHET_*, JAX's own variables, and the variables of Slurm, Open MPI, MPICH, JobSet,
+    Volcano and Indexed Jobs of Kubernetes. The exit code is 0 if jaxhet.initialize needs nothing
+    more, else 1.
+    """
     found = look(os.environ)
     if as_json:
         print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         _show(found, Console(width=None if os.isatty(1) else _WIDTH, highlight=False))
-    return 0 if found.is_complete else 1
+    raise typer.Exit(0 if found.is_complete else 1)
 
 
 def _show(found: Environment, console: Console) -> None:

@@ -1,6 +1,5 @@
 """`jaxhet plan`: what a program exchanges, before there is a job."""
 
-import dataclasses
 import importlib
 import importlib.util
 import os
@@ -8,7 +7,9 @@ import pathlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from jaxhet._errors import UsageError
 from jaxhet._jax.jaxlib import Vendor
@@ -18,42 +19,62 @@ from jaxhet._jax.jaxlib import Vendor
 _TFLOP_PER_S: dict[Vendor, float] = {"cuda": 400, "rocm": 900, "cpu": 0.1}
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of `jaxhet plan`; `jaxhet plan --help` explains each."""
+def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="function that returns the program, also as MODULE:FUNCTION",
+        ),
+    ],
+    vendor: Annotated[
+        Vendor, typer.Option(help="compiler: cuda for H100s, rocm for MI350Xs, or cpu")
+    ] = "cpu",
+    islands: Annotated[int, typer.Option(min=1, help="number of islands")] = 2,
+    devices: Annotated[int, typer.Option(min=1, help="devices of each island")] = 1,
+    link_gb_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="bandwidth of a device's link to other islands, in 1e9 B/s; adds the time at it"
+        ),
+    ] = None,
+    latency_us: Annotated[
+        float, typer.Option(help="latency of an exchange, part of the time of --link-gb-per-s")
+    ] = 0.0,
+    tflop_per_s: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6,
+            help="rate of a device's matrix products, in 1e12 operations per second, to compare"
+            " with --link-gb-per-s; assumed if it is not given: 400 (cuda), 900 (rocm), 0.1 (cpu)",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
+) -> None:
+    """Print a program's exchanges over islands, without a job and without GPUs.
 
-    vendor: Vendor = "cpu"
-    islands: int = 2
-    devices: int = 1  # devices of each island
-    link_gb_per_s: float | None = None
-    latency_us: float = 0.0
-    tflop_per_s: float | None = None
-    json: bool = False
-
-
-def plan(target: str, options: Options) -> str:
-    """The report of the program that `target` gives, as text.
-
-    Only once in a process, and before JAX has a backend.
-
-    Raises:
-      UsageError: there is no such target, it gives no program, or the program can't run over
-        islands.
+    FUNCTION is called without arguments and returns (jitted, args), or the result of
+    jitted.lower(...). jaxhet.make_mesh returns the devices of a pretended job, on which nothing can
+    run; arguments are jax.ShapeDtypeStructs with shardings. jaxhet.initialize does nothing there.
+    Options of the compiler are read from JAXHET_*.
     """
-    if options.latency_us and options.link_gb_per_s is None:
+    if latency_us and link_gb_per_s is None:
         raise UsageError("--latency-us is of use with --link-gb-per-s only; give both")
     from jaxhet import _plan
     from jaxhet._pretended import deviceless  # and with them JAX
 
-    plan_of = deviceless.pretend(options.vendor, options.islands, options.devices)
+    plan_of = deviceless.pretend(vendor, islands, devices)
     jitted, args = _program(target, _load(target)())
     report, costs = plan_of(_plan.to_stage(jitted, args, {}))
     time, advice = None, ""
-    if options.link_gb_per_s is not None:
-        time = report.seconds(options.link_gb_per_s, options.latency_us)
-        rate = options.tflop_per_s or _TFLOP_PER_S[options.vendor]
+    if link_gb_per_s is not None:
+        time = report.seconds(link_gb_per_s, latency_us)
+        rate = tflop_per_s or _TFLOP_PER_S[vendor]
         advice = report.advice(costs, time, rate)
-    return report.to_json(time, advice) + "\n" if options.json else report.text(time) + advice
+    print(
+        report.to_json(time, advice) if json else report.text(time) + advice,
+        end="\n" if json else "",
+    )
 
 
 def _load(target: str) -> Callable[[], Any]:

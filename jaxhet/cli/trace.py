@@ -8,7 +8,9 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from jaxhet._errors import UsageError
 from jaxhet._telemetry.trace import FILES, ProcessTrace
@@ -16,15 +18,19 @@ from jaxhet._telemetry.trace import FILES, ProcessTrace
 Event = dict[str, Any]
 
 
-def trace(folder: pathlib.Path, output: pathlib.Path) -> int:
-    """Merges the files of a folder into one trace, and prints a summary.
+def trace(
+    folder: Annotated[
+        pathlib.Path, typer.Argument(metavar="FOLDER", help="JAXHET_TRACE_FOLDER of the job")
+    ],
+    output: Annotated[
+        pathlib.Path, typer.Option("--output", "-o", metavar="FILE", help="file to write")
+    ] = pathlib.Path("trace.json"),
+) -> None:
+    """Merge the last exchanges of a job's processes into one trace for Perfetto or Chrome.
 
-    Returns:
-      0.
-
-    Raises:
-      UsageError: The folder has no file, a file of another format or of another job, or the trace
-        can't be written.
+    With JAXHET_TRACE_FOLDER each process writes its last exchanges to that folder when it leaves
+    or the job fails. Copy the files of all hosts into FOLDER. Rows are ranks and transports. Times
+    are on the coordinator's clock, which each process has measured.
     """
     processes = [ProcessTrace.read(path) for path in sorted(folder.glob(FILES))]
     if not processes:
@@ -43,7 +49,6 @@ def trace(folder: pathlib.Path, output: pathlib.Path) -> int:
     for line in _summary(processes):
         print(line)
     print(f"wrote {output}; open it at https://ui.perfetto.dev or chrome://tracing")
-    return 0
 
 
 def _check_same_job(folder: pathlib.Path, processes: Sequence[ProcessTrace]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import typer
 
 from jaxhet import _config, _set_up
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, TransportError, UsageError
@@ -383,15 +384,23 @@ def _is_answered(address: str) -> bool:
 
 
 def _serve(
-    options: coordinator.Options, processes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], processes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """The exit code of `jaxhet coordinator`, to which processes come and leave."""
     monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
     monkeypatch.setenv("JAXHET_CONNECT_TIMEOUT_S", "1")
+    address = f"127.0.0.1:{free_port()}"
+
+    def serve() -> int:
+        with contextlib.suppress(typer.Exit):
+            coordinator.coordinator(address, **options)
+            return 0
+        return 1
+
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        code = pool.submit(coordinator.serve, options)
+        code = pool.submit(serve)
         for given in processes:
-            member = membership.connect(options.bind, b"a secret of tests", 5)
+            member = membership.connect(address, b"a secret of tests", 5)
             with contextlib.suppress(JaxhetError):
                 member.join(
                     _set_up.make_process_info(_config.resolve(given, {}), "127.0.0.1:9000"), 10
@@ -403,8 +412,7 @@ def _serve(
 def test_service_ends_well_with_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = coordinator.Options(f"127.0.0.1:{free_port()}", islands=("amd=1",))
-    assert _serve(options, [_at("amd", 0)], monkeypatch) == 0
+    assert _serve({"islands": "amd=1"}, [_at("amd", 0)], monkeypatch) == 0
     assert "the job has ended" in capsys.readouterr().err
     assert "JAXHET_JOB_SECRET" not in os.environ
 
@@ -413,35 +421,38 @@ def test_service_ends_with_an_error_when_a_process_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_coordinator, "_LINGER_S", 0.1)
-    options = coordinator.Options(f"127.0.0.1:{free_port()}", num_processes=2)
     processes = [{"island": "amd", "process_id": 1, "num_processes": 2}]
-    assert _serve(options, processes, monkeypatch) == 1
+    assert _serve({"num_processes": 2}, processes, monkeypatch) == 1
     assert "the job has failed: process 0 of 2 has not joined within 1 s" in capsys.readouterr().err
 
 
 def test_service_without_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAXHET_JOB_SECRET", raising=False)
     with pytest.raises(UsageError, match="no job secret: give all processes of the job the same"):
-        coordinator.serve(coordinator.Options("127.0.0.1:1", num_processes=1))
+        coordinator.coordinator("127.0.0.1:1", num_processes=1)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("islands", "num_processes", "words"),
     [
-        ({}, "how many processes has the job. Give --islands or --num-processes"),
+        ((), None, "how many processes has the job. Give --islands or --num-processes"),
         (
-            {"islands": ("a", "b")},
+            ("a", "b"),
+            None,
             "--islands a,b has no numbers of processes: write NAME=PROCESSES",
         ),
         (
-            {"islands": ("a=1", "b=2"), "num_processes": 4},
+            ("a=1", "b=2"),
+            4,
             "--num-processes 4, and --islands a=1,b=2 has 3: give one of the two",
         ),
     ],
 )
-def test_service_without_a_size_is_refused(options: dict[str, Any], words: str) -> None:
+def test_service_without_a_size_is_refused(
+    islands: tuple[str, ...], num_processes: int | None, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
-        coordinator.terms(coordinator.Options("127.0.0.1:1", **options), 1)
+        coordinator.terms(islands, num_processes, None, 1)
 
 
 @pytest.mark.parametrize(("bind", "host"), [("0.0.0.0", "127.0.0.1"), ("[::]", "127.0.0.1")])

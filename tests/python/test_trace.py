@@ -134,7 +134,7 @@ def test_files_of_a_folder_become_one_trace(
         schemas.check("trace", process.to_json())
         assert ProcessTrace.read(path) == process
     output = tmp_path / "trace.json"
-    assert cli.trace(tmp_path, output) == 0
+    cli.trace(tmp_path, output)
     merged = json.loads(output.read_text())
     trace_events.check(merged)
     assert {event["pid"] for event in trace_events.complete(merged)} == {0, 1}
@@ -165,7 +165,7 @@ def test_folders_and_files_that_hold_no_trace(tmp_path: pathlib.Path) -> None:
     strange.unlink()
     with pytest.raises(UsageError, match=r"can't write the trace to .*; choose another file \(-o"):
         cli.trace(tmp_path, tmp_path / "no" / "trace.json")
-    assert cli.trace(tmp_path, output) == 0  # a process that exchanged nothing
+    cli.trace(tmp_path, output)  # a process that exchanged nothing
 
 
 # --- what a process of the job records ---
