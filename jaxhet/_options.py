@@ -221,8 +221,7 @@ class Options:
         (),
         "network interfaces for data over `socket`: beginnings of names, or networks such as"
         " 10.0.1.0/24; `=eth1`: whole names; `^docker,lo`: all but these; default: the fastest"
-        " interfaces with private addresses in networks that the peer shares, those nearest to the"
-        " process's GPUs first",
+        " interfaces with private addresses in networks that the peer shares",
         nccl="NCCL_SOCKET_IFNAME",
     )
     encryption: Literal["off", "auth", "full"] = option(

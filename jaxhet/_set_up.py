@@ -26,7 +26,8 @@ from jaxhet import (
 from jaxhet._config import Config, PlacedConfig
 from jaxhet._device_channels import ChannelPlan
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, nearby, shared_programs, tuning
+from jaxhet._gpu import gpu_settings, shared_programs, tuning
+from jaxhet._gpu.own_gpus import own_gpus
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, compiler_settings, jaxlib, multihost, platforms, programs, slices
 from jaxhet._jax.compat import Device
@@ -54,11 +55,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
     """
     local_host = config.socket_address or membership.local_address
     process = _place.UNASSIGNED if config.process_id is None else config.process_id
-    interfaces = _interfaces.chosen(
-        config,
-        local_host,
-        lambda: nearby.interface_distances(config, platforms.expected_platform()),
-    )
+    interfaces = _interfaces.chosen(config, local_host)
     listener = _listener.Listener(
         local_host, config.socket_port, process, secret, interfaces=interfaces
     )
@@ -222,7 +219,7 @@ def make_process_info(
         options=config.agreed(),
         settings=compiler_settings.settings(),
         interfaces=tuple(interface.announced() for interface in interfaces),
-        gpus=tuple(gpu["model"] for gpu in nearby.own_gpus(config, jax_platform)),
+        gpus=tuple(gpu["model"] for gpu in own_gpus(config, jax_platform)),
         partition_index=config.partition_index,
     )
 
@@ -330,7 +327,7 @@ def _start_jax(job: _Job) -> _session.Session:
     if engine is not None:
         try:
             mine = [d for d in session.island.devices if d.process_index == session.process]
-            _check_gpus(mine, nearby.own_gpus(config, session.island.platform))
+            _check_gpus(mine, own_gpus(config, session.island.platform))
             _set_ranks(session, engine)
             if channels is not None:
                 _open_devices(session, engine, members, job.listener, channels, job.check)

@@ -3,7 +3,7 @@
 import dataclasses
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxhet._config import Config
 from jaxhet._errors import TransportError, UsageError
@@ -72,15 +72,12 @@ class Found:
     speed: int
 
 
-def chosen(
-    config: Config, main: str, distances: Callable[[], Mapping[str, int]] = dict
-) -> tuple[Interface, ...]:
+def chosen(config: Config, main: str) -> tuple[Interface, ...]:
     """Interfaces on which this process offers data connections to its peers.
 
     Args:
       config: The options.
       main: Host address on which the process listens.
-      distances: Function that returns how far each interface is from the process's GPUs, by name.
 
     Raises:
       UsageError: `socket_interfaces` names an interface that this machine does not have.
@@ -91,8 +88,7 @@ def chosen(
         return tuple(named(config.socket_interfaces, here()))
     if config.socket_address or config.socket_advertise or main.startswith("127.") or main == "::1":
         return ()
-    found = suitable(here(), main)
-    return tuple(nearest_first(found, distances()) if len(found) > 1 else found)
+    return tuple(suitable(here(), main))
 
 
 def here() -> list[Found]:
@@ -171,16 +167,6 @@ def suitable(found: Sequence[Found], main: str) -> list[Interface]:
     fast = [entry for entry in usable.values() if entry.speed in (0, fastest)]
     fast.sort(key=lambda entry: str(entry.address.ip) != main)
     return [Interface(entry.name, entry.address) for entry in fast]
-
-
-def nearest_first(interfaces: Sequence[Interface], distances: Mapping[str, int]) -> list[Interface]:
-    """Sorts interfaces by distance. Pure and stable; an unknown distance counts as the largest.
-
-    Both ends of a connection take pairs in the order of the lower process id, so that its nearest
-    interface carries the first sockets.
-    """
-    farthest = max(distances.values(), default=0)
-    return sorted(interfaces, key=lambda interface: distances.get(interface.name, farthest))
 
 
 def pairs(

@@ -62,23 +62,9 @@ def test_interface_that_is_not_suitable_is_left_out(other: Found) -> None:
     assert _names(_interfaces.named([other.name], [*_HOST, other])) == [other.name]
 
 
-def test_interface_nearest_to_the_gpus_is_the_first() -> None:
-    found = _interfaces.suitable([*_HOST, _found("eth2", "10.0.2.1/24")], "10.0.0.1")
-    assert _names(found) == ["eth0", "eth1", "eth2"]
-    assert _names(_interfaces.nearest_first(found, {})) == ["eth0", "eth1", "eth2"]
-    near = {"eth0": 4, "eth1": 2, "eth2": 0, "lo": 5}
-    assert _names(_interfaces.nearest_first(found, near)) == ["eth2", "eth1", "eth0"]
-    assert _names(_interfaces.nearest_first(found, {"eth2": 1})) == ["eth0", "eth1", "eth2"]
-    assert _names(_interfaces.nearest_first(found, {"eth2": 1, "lo": 5})) == [
-        "eth2",
-        "eth0",
-        "eth1",
-    ]
-
-
-def test_named_interfaces_keep_their_order() -> None:
+def test_named_interfaces_are_chosen() -> None:
     config = _config.resolve({}, {"JAXHET_SOCKET_INTERFACES": "lo"})
-    found = _interfaces.chosen(config, "127.0.0.1", lambda: pytest.fail("nobody needs it"))
+    found = _interfaces.chosen(config, "127.0.0.1")
     assert "lo" in _names(list(found))
 
 
