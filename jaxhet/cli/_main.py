@@ -44,16 +44,6 @@ def _island_variable(text: str) -> tuple[str, str, str]:
     return island.strip(), name, value
 
 
-_Join = Annotated[
-    bool,
-    typer.Option(
-        "--join",
-        help="join the job at the program's first use of JAX, for programs that do not call"
-        " jax.distributed.initialize",
-    ),
-]
-
-
 @_app.callback()
 def _commands() -> None:
     """One JAX program across islands of NVIDIA and AMD GPUs."""
@@ -107,7 +97,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     island_names: Annotated[
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
     ] = "",
-    join: _Join = False,
+    join: _run.Join = False,
     hosts: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -143,35 +133,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
     raise typer.Exit(_launch.launch(command, options))
 
 
-@_app.command(context_settings={"allow_interspersed_args": False})
-def run(  # noqa: PLR0913 (one parameter an option: typer reads them)
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND...", help="program to run, for example python -m ..."),
-    ],
-    coordinator: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="address of the job's coordinator")
-    ] = None,
-    num_processes: Annotated[int | None, typer.Option(help="processes of the job")] = None,
-    process_id: Annotated[int | None, typer.Option(help="this process of the job")] = None,
-    island: Annotated[str | None, typer.Option(help="name of this process's island")] = None,
-    secret_file: Annotated[
-        pathlib.Path | None, typer.Option(help="file with the job secret")
-    ] = None,
-    join: _Join = False,
-) -> None:
-    """Run an unmodified JAX program as one process of a job.
-
-    jax.distributed.initialize of the program joins the job, and jax.distributed.shutdown leaves it.
-    A program that uses JAX without having joined fails, unless --join joins for it. Options are
-    JAXHET_* variables of the same meaning, and win over the environment. The command can follow
-    jaxhet launch, srun or mpirun, or be a pod's command. If the environment describes no job of
-    jaxhet, JAX's own functions are called.
-    """
-    options = _run.Options(coordinator, num_processes, process_id, island, secret_file, join)
-    _run.run(command, options)
-
-
+_app.command(context_settings={"allow_interspersed_args": False})(_run.run)
 for _command in (
     *(_coordinator.coordinator, _env.env, _plan.plan, _doctor.doctor),
     *(_bench.bench, _trace.trace),

@@ -1,47 +1,60 @@
 """`jaxhet run`: an unmodified JAX program as a process of a job."""
 
-import dataclasses
 import os
 import pathlib
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Annotated, NoReturn
+
+import typer
 
 from jaxhet import _auto, _config
 from jaxhet._errors import UsageError
 
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of `jaxhet run`; `jaxhet run --help` explains each."""
-
-    coordinator: str | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
-    island: str | None = None
-    secret_file: pathlib.Path | None = None
-    join: bool = False
+Join = Annotated[
+    bool,
+    typer.Option(
+        "--join",
+        help="join the job at the program's first use of JAX, for programs that do not call"
+        " jax.distributed.initialize",
+    ),
+]
 
 
-# Option of the command -> that of jaxhet.
-_VARIABLES = {
-    "coordinator": "JAXHET_COORDINATOR_ADDRESS",
-    "num_processes": "JAXHET_NUM_PROCESSES",
-    "process_id": "JAXHET_PROCESS_ID",
-    "island": "JAXHET_ISLAND",
-    "secret_file": "JAXHET_JOB_SECRET_FILE",
-}
+def run(  # noqa: PLR0913 (one parameter an option: typer reads them)
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="program to run, for example python -m ..."),
+    ],
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="address of the job's coordinator")
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(help="processes of the job")] = None,
+    process_id: Annotated[int | None, typer.Option(help="this process of the job")] = None,
+    island: Annotated[str | None, typer.Option(help="name of this process's island")] = None,
+    secret_file: Annotated[
+        pathlib.Path | None, typer.Option(help="file with the job secret")
+    ] = None,
+    join: Join = False,
+) -> NoReturn:
+    """Run an unmodified JAX program as one process of a job.
 
-
-def run(command: list[str], options: Options) -> NoReturn:
-    """Becomes `command`, whose `jax.distributed.initialize` joins the job.
-
-    Raises:
-      UsageError: no such command, a value that is not valid, or a Python that would not know of
-        jaxhet.
+    jax.distributed.initialize of the program joins the job, and jax.distributed.shutdown leaves it.
+    A program that uses JAX without having joined fails, unless --join joins for it. Options are
+    JAXHET_* variables of the same meaning, and win over the environment. The command can follow
+    jaxhet launch, srun or mpirun, or be a pod's command. If the environment describes no job of
+    jaxhet, JAX's own functions are called.
     """
-    variables = environment(options, os.environ)
+    given = {
+        "JAXHET_COORDINATOR_ADDRESS": coordinator,
+        "JAXHET_NUM_PROCESSES": num_processes,
+        "JAXHET_PROCESS_ID": process_id,
+        "JAXHET_ISLAND": island,
+        "JAXHET_JOB_SECRET_FILE": secret_file,
+        "JAXHET_AUTO": "join" if join else None,
+    }
+    variables = environment(given, os.environ)
     _config.resolve(environ=variables)
     program = shutil.which(command[0])
     if program is None:
@@ -51,12 +64,10 @@ def run(command: list[str], options: Options) -> NoReturn:
     os.execve(program, command, variables)
 
 
-def environment(options: Options, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program: `base`, and what the options say."""
-    values = {name: getattr(options, name) for name in _VARIABLES}
-    given = {_VARIABLES[name]: str(value) for name, value in values.items() if value is not None}
-    auto = {"JAXHET_AUTO": "join"} if options.join else {}
-    return {"JAXHET_AUTO": "1", **_config.for_new_job(base), **given, **auto}
+def environment(given: Mapping[str, object], base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the program: `base`, and the variables that the options give."""
+    set_by_options = {name: str(value) for name, value in given.items() if value is not None}
+    return {"JAXHET_AUTO": "1", **_config.for_new_job(base), **set_by_options}
 
 
 def _check_start_file(command: list[str]) -> None:

@@ -77,14 +77,14 @@ def test_python_without_site_packages_is_refused() -> None:
 def test_start_file_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_auto, "START_FILE", "not_there.pth")
     with pytest.raises(UsageError, match="install jaxhet with pip into this environment"):
-        run.run([sys.executable], run.Options())
+        run.run([sys.executable])
 
 
 def test_options_win_over_the_environment() -> None:
-    environ = run.environment(run.Options(island="amd"), {"JAXHET_ISLAND": "x", "PATH": "p"})
+    environ = run.environment({"JAXHET_ISLAND": "amd"}, {"JAXHET_ISLAND": "x", "PATH": "p"})
     assert environ == {"JAXHET_ISLAND": "amd", "PATH": "p", "JAXHET_AUTO": "1"}
     parent = {"JAXHET_AUTO": "1", "JAXHET_PROGRAM_PID": "7", "JAXHET_PARENT_JOB": "nv0:1"}
-    assert run.environment(run.Options(join=True), parent) == {"JAXHET_AUTO": "join"}
+    assert run.environment({"JAXHET_AUTO": "join"}, parent) == {"JAXHET_AUTO": "join"}
 
 
 def test_python_without_auto_does_not_load_jaxhet() -> None:
