@@ -57,19 +57,6 @@ class Config(Options):
         " if there are several",
         minimum=0,
     )
-    peer_sockets: int = knob(
-        2,
-        "smallest number of data sockets per peer process; equally many per pair of interfaces,"
-        " and more where the round trip is long",
-        minimum=1,
-        agreed=True,
-    )
-    device_channel_sockets: int = knob(
-        8,
-        "data sockets between two GPUs that have no better path than sockets",
-        minimum=1,
-        agreed=True,
-    )
     chunk_bytes: int = knob(
         512 * 1024,
         "bytes per chunk of a large message",

@@ -8,13 +8,14 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jaxhet import _ffi, _islands
-from jaxhet._config import Config, PlacedConfig
+from jaxhet._config import PlacedConfig
 from jaxhet._islands import Island
 from jaxhet._job import bootstrap
 from jaxhet._job.process_info import ProcessInfo
 
 Pair = tuple[int, int]
 
+SOCKETS = 8
 # Between GPUs in different places of their islands, which few programs exchange between.
 _SOCKETS_OFF_RAIL = 4
 _SHARED_MEMORY = ("cuda_ipc", "hip_ipc", "host")
@@ -57,7 +58,7 @@ class ChannelPlan:
         return sorted(found, key=lambda pair: (min(pair), max(pair)))
 
     def sockets_of(
-        self, pairs: Iterable[Pair], members: Sequence[ProcessInfo], config: Config
+        self, pairs: Iterable[Pair], members: Sequence[ProcessInfo]
     ) -> bootstrap.DeviceSockets:
         """The sockets of those pairs that may need some."""
         return bootstrap.DeviceSockets(
@@ -68,7 +69,7 @@ class ChannelPlan:
             },
             len(self.process_of),
             _ffi.CHANNEL_MESSAGE_SOCKETS,
-            config.device_channel_sockets,
+            SOCKETS,
         )
 
 
@@ -103,8 +104,7 @@ def plan_channels(
         is_on_host = members[process].host_id == host
         shares_memory = is_on_host and not set(_SHARED_MEMORY).isdisjoint(config.transports)
         if has_network and not (is_on_host and "host" in config.transports):
-            most = config.device_channel_sockets
-            sockets[pair] = most if pair in rail else min(most, _SOCKETS_OFF_RAIL)
+            sockets[pair] = SOCKETS if pair in rail else _SOCKETS_OFF_RAIL
         is_early = shares_memory or (pair in rail and process in connected)
         if has_network and config.connect != "all" and not is_early:
             later.add(pair)

@@ -102,7 +102,7 @@ def _join(config: Config, listener: _listener.Listener, membership: Membership) 
     info = make_process_info(config, listener.address, listener.interfaces)
     membership.join(info, config.connect_timeout_s + 5, config.peer_timeout_s)
     members = membership.members
-    per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + config.device_channel_sockets
+    per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + _device_channels.SOCKETS
     channels = bootstrap.num_channels(len(members), per_pair)
     listener.assign(membership.process, membership.job, len(members), channels)
     are_deterministic = all(
@@ -224,11 +224,14 @@ def make_process_info(
     )
 
 
-def _data_sockets(config: PlacedConfig, members: Sequence[ProcessInfo]) -> int:
-    """Smallest number of data sockets between two processes."""
+def _data_sockets(members: Sequence[ProcessInfo]) -> int:
+    """Smallest number of data sockets between two processes.
+
+    Equally many for each pair of interfaces, and more where the round trip is long.
+    """
     # Data between GPUs moves over device channels, not between processes.
     on_gpus = all(info.platform in jaxlib.GPU_PLATFORMS for info in members)
-    return 0 if on_gpus else config.peer_sockets
+    return 0 if on_gpus else 2
 
 
 def _start_engine(
@@ -242,7 +245,7 @@ def _start_engine(
     peers = bootstrap.connect_peers(
         listener,
         [members[process] for process in sorted(connected)],
-        _data_sockets(config, members),
+        _data_sockets(members),
         config.connect_timeout_s,
         membership.check,
     )
@@ -260,7 +263,7 @@ def _make_connector(
       channels: Device channels; None if the job has none.
     """
     config, listener, members = job.config, job.listener, job.membership.members
-    timeout_s, sockets = config.connect_timeout_s, _data_sockets(config, members)
+    timeout_s, sockets = config.connect_timeout_s, _data_sockets(members)
     is_whole = {
         process for process in job.connected if not channels or not channels.later_with(process)
     }
@@ -269,7 +272,7 @@ def _make_connector(
 
     def has_come(info: ProcessInfo) -> bool:
         if channels and (pairs := channels.later_with(info.process)):
-            wanted = channels.sockets_of(pairs, members, config)
+            wanted = channels.sockets_of(pairs, members)
             return wanted.have_come(listener, info.process)
         return bootstrap.has_come(listener, info, sockets)
 
@@ -278,7 +281,7 @@ def _make_connector(
         pairs = channels.later_with(process) if channels else []
         links = []
         if channels and pairs:
-            wanted = channels.sockets_of(pairs, members, config)
+            wanted = channels.sockets_of(pairs, members)
             links = bootstrap.connect_device_channels(
                 listener, wanted, timeout_s, check, is_patient=True
             )
@@ -469,7 +472,7 @@ def _open_devices(
     early = [pair for pair in channels.sockets if pair not in channels.later]
     sockets = bootstrap.connect_device_channels(
         listener,
-        channels.sockets_of(early, members, config),
+        channels.sockets_of(early, members),
         config.connect_timeout_s,
         check,
     )

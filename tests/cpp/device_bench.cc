@@ -17,7 +17,7 @@
 namespace jaxhet::testing {
 namespace {
 
-constexpr int kSockets = 12;  // default of device_channel_sockets
+constexpr int kSockets = 12;  // sockets of a rail and its lanes
 
 WorldOptions BenchOptions(const std::string& transport) {
   WorldOptions options = DeviceOptions(2, transport);

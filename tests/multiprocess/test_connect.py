@@ -34,7 +34,7 @@ def job() -> Iterator[Job]:
 
 
 def test_processes_connect_when_a_program_needs_it(job: Job) -> None:
-    per_peer = 1 + 2  # control and `peer_sockets`
+    per_peer = 1 + 2  # control and data
     for _ in range(2):
         counts = _ask(job, "count")
         assert {p: peers for p, (_, peers) in counts.items()} == _RAILS

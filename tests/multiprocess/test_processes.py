@@ -9,11 +9,11 @@ pytestmark = pytest.mark.slow  # JAX starts in 16 processes
 
 def test_processes_of_a_large_job_connect_to_their_rails() -> None:
     rails = processes.measure("jaxhet, socket, rails", 18, 240)
-    assert rails.sockets == 2 + 1 + 2  # coordinator and JAX's service; control and `peer_sockets`
+    assert rails.sockets == 2 + 1 + 2  # coordinator and JAX's service; control and data
 
 
 def test_data_sockets_are_kept_only_where_tcp_carries_data() -> None:
     shared = processes.measure("jaxhet", 8, 120)
     tcp = processes.measure("jaxhet, socket", 8, 120)
-    assert tcp.sockets - shared.sockets == 2 * 7  # `peer_sockets` for each of the other processes
+    assert tcp.sockets - shared.sockets == 2 * 7  # data for each of the other processes
     assert tcp.threads == shared.threads
