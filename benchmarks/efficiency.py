@@ -2,11 +2,13 @@
 
     python -m benchmarks.efficiency [--share stages] [--burners 0,1] [--json FILE]
     python -m benchmarks.efficiency --burners 0,0,0 --cores 0,1,1 --speeds 1,0.6,0.3
+    python -m benchmarks.efficiency --cores 0-7,8-11
     python -m benchmarks.efficiency --platform cuda --config 1b [--burners 0,1]
 
 Each island is one CPU device on a core. A burner is a process that computes on an island's core all
-the time, so that the kernel gives the island 1 / (1 + burners) of the core. With `--speeds` each
-island has a part of its core's time to itself: in every 20 ms it is stopped outside of its part. So
+the time, so that the kernel gives the island 1 / (1 + burners) of the core. With `--cores 0-7,8-11`
+an island has several cores, and unequal numbers of them take the place of burners. With `--speeds`
+each island has a part of its core's time to itself: in every 20 ms it is stopped outside of it. So
 several islands can share a core, and none becomes faster when another one waits. The same model is
 trained by each island alone, all of them at the same time, then together with equal shares, and
 with measured ones: of a batch (`--balance even` and `auto`), or of the layers (`--stages`). Every
@@ -25,6 +27,7 @@ part M / (M + 2 (S - 1)) of the ideal it could reach.
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import statistics
@@ -48,7 +51,8 @@ _PERIOD = 0.02  # seconds
 _PIN = f"""
 import os, signal, sys, time
 if os.environ["JAX_PLATFORMS"] == "cpu":
-    os.sched_setaffinity(0, {{int(os.environ["{_ON_CORE}"])}})
+    first, _, last = os.environ["{_ON_CORE}"].partition("-")
+    os.sched_setaffinity(0, range(int(first), int(last or first) + 1))
 begin, end = (float(x) * {_PERIOD} for x in os.environ.get("{_PART}", "0,1").split(","))
 island = os.getpid()
 if end - begin < {_PERIOD} and os.fork() == 0:  # a process that stops and continues this one
@@ -63,7 +67,7 @@ if end - begin < {_PERIOD} and os.fork() == 0:  # a process that stops and conti
     os._exit(0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
-# Runs Python's arguments on the core and in the part of its time that the environment names.
+# Runs Python's arguments on the cores and in the part of their time that the environment names.
 PINNED = (sys.executable, "-c", _PIN)
 _BURN = """
 import os, sys
@@ -93,13 +97,13 @@ class Row:
 
 
 @contextlib.contextmanager
-def burning(burners: Sequence[int], cores: Sequence[int], platform: str = "cpu") -> Iterator[None]:
+def burning(burners: Sequence[int], cores: Sequence[str], platform: str = "cpu") -> Iterator[None]:
     """Runs so many burners on each core or GPU."""
     # Everything is in one session: Linux first divides a core's time between sessions.
     code = _BURN_GPU if platform == "cuda" else _BURN
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(core)],
+            [sys.executable, "-c", code, core],
             env={**environment(platform, [core]), "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"},
         )
         for number, core in zip(burners, cores, strict=True)
@@ -115,20 +119,42 @@ def burning(burners: Sequence[int], cores: Sequence[int], platform: str = "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Islands:
-    """Core or GPU of each island, burners on it, and the part of its time (two ends: 0 to 1).
+    """Cores or GPU of each island, burners on it, and the part of its time (two ends: 0 to 1).
 
-    `share` says what the islands share, `BATCH` or `STAGES`; `config` is the size of the model.
+    `share` says what the islands share, `BATCH` or `STAGES`; `config` is the size of the model, and
+    `microbatches` their mean number in a step. Cores are a number, or a range such as `8-11`.
     """
 
     share: str
     platform: str
     config: str
-    cores: Sequence[int]
+    microbatches: int
+    cores: Sequence[str]
     burners: Sequence[int]
     parts: Sequence[str]
 
 
-def parts_of_cores(cores: Sequence[int], speeds: Sequence[float]) -> list[str]:
+def numbers_of_cores(cores: Sequence[str]) -> list[int]:
+    """The number of cores of each island.
+
+    Raises:
+      ValueError: A range has another form, or islands have some cores, but not all, in common.
+    """
+    ranges = []
+    for text in cores:
+        first, _, last = text.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise ValueError(f"--cores {text!r} is not a core, or a range such as 8-11")
+        ranges.append(range(int(first), int(last or first) + 1))
+    for one, other in itertools.combinations(ranges, 2):
+        if not one or (one != other and {*one} & {*other}):
+            raise ValueError(
+                f"--cores {','.join(cores)}: give islands equal cores, or none in common"
+            )
+    return [*map(len, ranges)]
+
+
+def parts_of_cores(cores: Sequence[str], speeds: Sequence[float]) -> list[str]:
     """For each island, the part of its core's time in which it runs.
 
     Parts on one core follow each other.
@@ -142,24 +168,24 @@ def parts_of_cores(cores: Sequence[int], speeds: Sequence[float]) -> list[str]:
         used[core] += speed
         if used[core] > 1 + 1e-9 or speed <= 0:
             raise ValueError(
-                f"--speeds {','.join(map(str, speeds))} on the cores {','.join(map(str, cores))}: "
+                f"--speeds {','.join(map(str, speeds))} on the cores {','.join(cores)}: "
                 f"give the islands of core {core} parts above 0, with a sum of at most 1"
             )
         parts.append(f"{begin:g},{used[core]:g}")
     return parts
 
 
-def environment(platform: str, cores: Sequence[int]) -> dict[str, str]:
+def environment(platform: str, cores: Sequence[str]) -> dict[str, str]:
     """The environment of a process on these cores or GPUs."""
     env = {**os.environ, "JAX_PLATFORMS": platform}
     if platform == "cuda":
-        names = ",".join(map(str, cores))
-        env |= {"CUDA_VISIBLE_DEVICES": names, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
+        names = ",".join(cores)
+        env |= {"CUDA_VISIBLE_DEVICES": names, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.8"}
     return env
 
 
-def on_cores(cores: Sequence[int], command: Sequence[str], parts: Sequence[str] = ()) -> list[str]:
-    """The command that runs a command of `PINNED` on islands, one for each core."""
+def on_cores(cores: Sequence[str], command: Sequence[str], parts: Sequence[str] = ()) -> list[str]:
+    """The command that runs a command of `PINNED` on islands, each on cores of its own."""
     variables = [(_ON_CORE, core) for core in cores], [(_PART, part) for part in parts]
     where = [
         f"--island-env=island{i}:{name}={value}"
@@ -174,32 +200,35 @@ def training(folder: pathlib.Path, islands: Islands, case: str, windows: int) ->
     """The command of a process that trains on all islands, or on one (case `ALONE`)."""
     num = len(islands.cores)
     if case == ALONE:
-        how = ["--mesh=data=1", f"--accumulate={MICROBATCHES}", f"--balance={EVEN}"]
+        how = ["--mesh=data=1", f"--accumulate={islands.microbatches}", f"--balance={EVEN}"]
     elif islands.share == BATCH:
-        how = [f"--mesh=data={num}", f"--accumulate={MICROBATCHES}", f"--balance={case}"]
+        how = [f"--mesh=data={num}", f"--accumulate={islands.microbatches}", f"--balance={case}"]
     else:
-        how = [f"--mesh=stage={num}", f"--microbatches={MICROBATCHES}"]
+        how = [f"--mesh=stage={num}", f"--microbatches={islands.microbatches}"]
         how += [f"--stages={AUTO}"] if case == AUTO else []
     shares = num if case != ALONE and islands.share == BATCH else 1
     return [
         *PINNED,
         *("-m", "models.pretrain", f"--config={islands.config}", *how),
-        *(f"--batch={MICROBATCHES * shares * ROWS}", f"--seq={POSITIONS[islands.platform]}"),
+        *(
+            f"--batch={islands.microbatches * shares * ROWS}",
+            f"--seq={POSITIONS[islands.platform]}",
+        ),
         *(f"--log-every={WINDOW}", f"--steps={WINDOW * windows}", f"--run-dir={folder}"),
     ]
 
 
 def run_alone(folder: pathlib.Path, islands: Islands) -> None:
     """Trains on each island alone, in a folder for each, until the slowest has enough windows."""
-    # A job's processes have two threads, too.
-    own = {"PJRT_NPROC": "2"} if islands.platform == "cpu" else {}
+    # A job's process on one core has two threads, too.
+    few = {"PJRT_NPROC": "2"}
     processes = [
         subprocess.Popen(
             training(folder / str(i), islands, ALONE, 100 * WINDOWS),
             env={
                 **environment(islands.platform, [core]),
-                **own,
-                _ON_CORE: str(core),
+                **(few if islands.platform == "cpu" and "-" not in core else {}),
+                _ON_CORE: core,
                 _PART: part,
             },
             stdout=subprocess.DEVNULL,
@@ -321,17 +350,28 @@ def main() -> None:
         help="shared between islands: a batch or the layers",
     )
     parser.add_argument("--platform", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--burners", default="0,1", help="burners on the core of each island")
-    parser.add_argument("--cores", help="core, or GPU, of each island; default: one of its own")
+    parser.add_argument(
+        "--burners",
+        help="burners on the core of each island; default: 0,1, or none for ranges of cores",
+    )
+    parser.add_argument(
+        "--cores", help="core, range of cores, or GPU of each island; default: one of its own"
+    )
     parser.add_argument("--speeds", help="with cpu: part of its core's time for each island")
     parser.add_argument("--config", default="demo", help="size of the model")
+    parser.add_argument(
+        "--microbatches", type=int, default=MICROBATCHES, help="mean number in a step"
+    )
     parser.add_argument("--turns", type=int, default=2, help="runs of each case, in turns")
     parser.add_argument("--json", type=pathlib.Path, help="file for the table's rows")
     parser.add_argument("--plot", type=pathlib.Path, help="file for a plot of the rows (.svg)")
     options = parser.parse_args()
-    burners = _numbers(options.burners)
+    cores = options.cores.split(",") if options.cores else []
+    is_range = any("-" in core for core in cores)
+    text = options.burners or (",".join("0" * len(cores)) if is_range else "0,1")
+    burners = [int(number) for number in text.split(",")]
     found = sorted(os.sched_getaffinity(0)) if options.platform == "cpu" else range(len(burners))
-    cores = _numbers(options.cores) or [*found][: len(burners)]
+    cores = cores or [str(core) for core in found][: len(burners)]
     speeds = [float(x) for x in (options.speeds or ",".join("1" * len(burners))).split(",")]
     if not len(cores) == len(burners) == len(speeds):
         parser.error(
@@ -339,22 +379,25 @@ def main() -> None:
             f"--speeds has {len(speeds)} numbers: give one of each for every island"
         )
     try:
+        numbers = numbers_of_cores(cores)
+        if is_range and any(burners):
+            raise ValueError(
+                f"--burners {text} with ranges of cores: give unequal numbers of cores"
+            )
         parts = parts_of_cores(cores, speeds)
     except ValueError as error:
         parser.error(str(error))
-    islands = Islands(options.share, options.platform, options.config, cores, burners, parts)
+    size = options.config, options.microbatches
+    islands = Islands(options.share, options.platform, *size, cores, burners, parts)
     rows = measure(islands, options.turns)
-    print(f"{options.config}, burners {options.burners}\n{table(rows)}\n{made_at()}")
+    slowed = f"cores {','.join(map(str, numbers))}" if is_range else f"burners {text}"
+    print(f"{options.config}, {slowed}\n{table(rows)}\n{made_at()}")
     if options.share == STAGES:
-        possible = MICROBATCHES / (MICROBATCHES + 2 * (len(cores) - 1))
+        possible = options.microbatches / (options.microbatches + 2 * (len(cores) - 1))
         print(f"with the bubble of the pipeline at most {possible:.3f} of the sum")
     write_json(options.json, dataclasses.asdict(islands), rows)
     if options.plot:
         plot(rows, options.plot)
-
-
-def _numbers(text: str | None) -> list[int]:
-    return [int(number) for number in text.split(",")] if text else []
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from flax import nnx
 
 from models.configs import DTYPES, REMAT, Config
 from models.extras.documents import Documents
-from models.extras.first_rows import run_first
+from models.extras.first_rows import FirstRows, run_first
 from models.extras.moe import Experts
 from models.layers import Attention, Past, SwiGLU, linear, norm
 from models.loss import Head, cross_entropy, project
@@ -90,30 +90,32 @@ class Llama(nnx.Module):
         return constrain(self.embed(tokens), "residual")
 
     def stack(
-        self, x: jax.Array, count: jax.Array | None = None, documents: Documents | None = None
+        self, x: jax.Array, rows: FirstRows | None = None, documents: Documents | None = None
     ) -> jax.Array:
         """All blocks, [B, T, E] to [B, T, E].
 
         Args:
           x: Activations [B, T, E].
-          count: Number of blocks that are used, the first ones: the others are not computed.
-            `config.remat` does not count then, the input of each block is kept. None: all blocks.
+          rows: Number of blocks that are used, the first ones: the others are not computed.
+            `config.remat` none is then as dots. None: all blocks.
           documents: Documents that attention does not cross, or None.
         """
-        if count is not None:
+        remat = self.config.remat
+        if rows is not None:
             graph, params = nnx.split(self.blocks)
 
             def layer(own: nnx.State, x: jax.Array, documents: Documents | None) -> jax.Array:
                 return nnx.merge(graph, own)(x, documents)
 
-            return run_first(layer, not self.config.scan, params, x, count, documents)
+            policy = REMAT["full" if remat == "full" else "dots"]  # others would keep parameters
+            layer = jax.checkpoint(layer, policy=policy)
+            return run_first(layer, rows, not self.config.scan, params, x, documents)
 
         def apply(block: Block, carry: Carry) -> Carry:
             before, x = carry
             graph, params = nnx.split(block)
             return x, nnx.merge(graph, gather_after(params, before))(x, documents)
 
-        remat = self.config.remat
         step = apply if remat == "none" else nnx.remat(apply, policy=REMAT[remat])
         unroll = 1 if self.config.scan else self.config.layers
         run = nnx.scan(step, in_axes=(0, nnx.Carry), out_axes=nnx.Carry, unroll=unroll)

@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,14 @@ class Planner:
         found = [each for inner in self._inner() for each in self._on(inner)]
         rate, latency = link()
         suggested = []
-        for candidate in found:
+        for candidate, beside in found:
             try:
                 compiled = self.compile(candidate)[1]
             except ValueError as error:
                 _say(f"left out {candidate.words}: {error}")
                 continue
             cost = jaxhet.plan(compiled).seconds(rate, latency)
-            memory = compiled.memory_analysis()
-            num_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-            num_bytes += memory.output_size_in_bytes - memory.alias_size_in_bytes
+            num_bytes = beside + _num_bytes(compiled)
             suggested.append(Suggestion(candidate, cost.exposed, num_bytes))
         limits = [(d.memory_stats() or {}).get("bytes_limit", 0) for d in jax.local_devices()]
         room = int(np.min(process_allgather(np.int64(min(limits)))))
@@ -116,23 +114,24 @@ class Planner:
     def _inner(self) -> tuple[str, ...]:
         return INNER if self._devices > 1 else INNER[:1]
 
-    def _on(self, inner: str) -> list[Candidate]:
-        """Candidates with this axis inside of islands."""
+    def _on(self, inner: str) -> list[tuple[Candidate, int]]:
+        """Candidates with this axis inside of islands, and bytes beside what XLA allocates."""
         try:
-            alone = self._alone(inner)
+            alone, beside = self._alone(inner)
         except ValueError as error:
             _say(f"left out {inner}={self._devices} inside of islands: {error}")
             return []
         config = make_trainer(self._local(inner), self.corpus).config
-        return candidates(config, inner, self._devices, self.options.accumulate, alone)
+        found = candidates(config, inner, self._devices, self.options.accumulate, alone)
+        return [(each, beside) for each in found]
 
     def _local(self, inner: str) -> Options:
         """Options of a whole job whose model is that of an island alone."""
         num = len(self.islands)
         return dataclasses.replace(self.options, mesh=mesh("data", num, inner, self._devices))
 
-    def _alone(self, inner: str) -> Alone:
-        """Times of all islands, each alone, at the same time."""
+    def _alone(self, inner: str) -> tuple[Alone, int]:
+        """Times of all islands, each alone, at the same time; and `_step`'s bytes."""
         trainer = make_trainer(self._local(inner), self.corpus)
         place = next(
             i for i, each in enumerate(self.islands) if jax.process_index() in each.processes
@@ -141,21 +140,25 @@ class Planner:
         own = np.array(self.islands[place].devices).reshape(shape if inner != "data" else shape[1:])
         axes = ("data", inner)[: own.ndim]
         alone = dataclasses.replace(trainer, mesh=Mesh(own, axes), update_axes=())
-        found = np.zeros((len(self.islands), 5), np.float32)
-        cost = self._step(alone)
-        found[place, :2] = cost.microbatch, cost.fixed
+        found = np.zeros((len(self.islands), 6), np.float32)
+        cost, beside = self._step(alone)
+        found[place, :3] = cost.microbatch, cost.fixed, beside
         num = len(self.islands)
         if trainer.config.layers >= num:
             rows = self.options.batch // (self.options.accumulate * num)
             tokens = Batches(self.corpus, 0, rows, self.options.seq).rows(0, 0, rows)
             line = Mesh(own.reshape(-1), (inner,))
-            found[place, 2:] = staged.costs(trainer.config, trainer.schedule, line, tokens)
+            found[place, 3:] = staged.costs(trainer.config, trainer.schedule, line, tokens)
         found = np.max(process_allgather(found), axis=0)
         steps = [Cost(*map(float, row[:2])) for row in found]
-        return Alone(steps, found[:, 2:] if trainer.config.layers >= num else None)
+        times = Alone(steps, found[:, 3:] if trainer.config.layers >= num else None)
+        return times, int(np.max(found[:, 2]))
 
-    def _step(self, trainer: Trainer) -> Cost:
-        """The cost of a whole step of an island."""
+    def _step(self, trainer: Trainer) -> tuple[Cost, int]:
+        """The cost of a whole step of an island, and bytes of a device that XLA does not tell.
+
+        On a CPU these are in the process: threads, and operands in another layout.
+        """
         positions, most = trainer.mesh.shape["data"], self.options.accumulate
         batch = self.options.batch // len(self.islands)
         batches = Batches(self.corpus, 0, batch, self.options.seq)
@@ -164,14 +167,26 @@ class Planner:
         tokens = batches.shares(0, (most,) * positions, (most, rows), sharding)
         init, step = trainer.compile(jaxhet.jit)
         with jax.set_mesh(trainer.mesh):
-            state = [init(0)]
+            first = init.lower(0).compile()
+            counts = {count: np.full(positions, count, np.int32) for count in (1, most)}
+            shapes = jax.eval_shape(first), trainer.state_shardings()
+            state = jax.tree.map(
+                lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), *shapes
+            )
+            compiled = step.lower(state, tokens, counts[1]).compile()
+            state: list[Any] = [first()]
 
             def run(count: int) -> Any:
-                counts = np.full(positions, count, np.int32)
-                state[0], measures = step(state[0], tokens, counts)
+                state[0], measures = compiled(state[0], tokens, counts[count])
                 return measures
 
-            return fit({count: _seconds(lambda k=count: run(k)) for count in (1, most)})
+            jaxhet.block_until_ready(run(1))  # a process grows when it first runs a program
+            state.clear()
+            memory = _Memory()
+            state.append(first())
+            cost = fit({count: _seconds(lambda k=count: run(k)) for count in counts})
+        found = memory.of_device()
+        return cost, max(found - _num_bytes(compiled), 0) if memory.is_host else 0
 
 
 def link() -> tuple[float, float]:
@@ -204,6 +219,13 @@ def _seconds(run: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
+def _num_bytes(compiled: Any) -> int:
+    """Bytes of a device for arguments, results and the rest of a program, by XLA's analysis."""
+    memory = compiled.memory_analysis()
+    num_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return num_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
 def _slowest(seconds: float) -> float:
     return float(np.max(process_allgather(np.float32(seconds))))
 
@@ -212,17 +234,17 @@ class _Memory:
     """The memory that a process's devices use from now on."""
 
     def __init__(self) -> None:
-        self._is_host = jax.local_devices()[0].memory_stats() is None
+        self.is_host = jax.local_devices()[0].memory_stats() is None
         self._before = 0
-        if self._is_host:
+        if self.is_host:
             ctypes.CDLL(None).malloc_trim(0)  # freed memory would be used again, unnoticed
             Path("/proc/self/clear_refs").write_text("5")  # a new peak begins (proc(5))
             self._before = self._peak()
 
-    def of_device(self) -> int | None:
-        """Mean of this process's devices; None if the peak of a GPU is an older one."""
+    def of_device(self) -> int:
+        """Mean of this process's devices; on a GPU, the peak since the process began."""
         num = len(jax.local_devices())
-        if self._is_host:
+        if self.is_host:
             return (self._peak() - self._before) // num
         return max(d.memory_stats()["peak_bytes_in_use"] for d in jax.local_devices())
 
@@ -231,21 +253,41 @@ class _Memory:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
-def table(found: list[Suggestion]) -> str:
-    """The suggestions as lines, best first."""
-    lines = ["step, ms  exchange, ms  MB of a device  measured: step, ms  MB  options"]
+def table(found: Sequence[Suggestion]) -> str:
+    """The suggestions as lines, best first: what was predicted, measured, and the difference."""
+    lines = ["step, ms: predicted  measured  error   MB of a device  measured  error   options"]
     for s in found:
-        measured = f"{1e3 * s.measured_seconds:.1f}" if s.measured_seconds else "-"
-        memory = f"{s.measured_bytes / 1e6:.1f}" if s.measured_bytes else "-"
-        lines.append(
-            f"{1e3 * s.seconds:8.1f}  {1e3 * s.exchange:12.1f}  {s.num_bytes / 1e6:14.1f}  "
-            f"{measured:>18}  {memory:>6}  {s.candidate.words}"
-        )
-    tried = [s.measured_seconds for s in found if s.measured_seconds]
-    if len(tried) > 1:
-        best, all_ = (1e3 * min(seconds) for seconds in (tried[:3], tried))
-        lines.append(f"measured: the best of the first three {best:.1f} ms, of all {all_:.1f} ms")
-    return "\n".join(lines)
+        seconds = f"{1e3 * s.seconds:19.1f}  {_beside(s.seconds, s.measured_seconds, 1e3)}"
+        memory = f"{s.num_bytes / 1e6:14.1f}  {_beside(s.num_bytes, s.measured_bytes, 1e-6)}"
+        lines.append(f"{seconds}   {memory}   {s.candidate.words}")
+    return "\n".join([*lines, *_judged(found)])
+
+
+def _beside(predicted: float, measured: float | None, scale: float) -> str:
+    """A measured value, and the relative error of its prediction."""
+    if not measured:
+        return f"{'-':>8}  {'-':>5}"
+    return f"{scale * measured:8.1f}  {predicted / measured - 1:+5.0%}"
+
+
+def _judged(found: Sequence[Suggestion]) -> list[str]:
+    """A line of the largest errors of what was tried, beside their aims."""
+    tried = [s for s in found if s.measured_seconds]
+    if len(tried) < 2:
+        return []
+    seconds = [(s.seconds, s.measured_seconds or 0) for s in tried]
+    num_bytes = [(s.num_bytes, s.measured_bytes) for s in tried if s.measured_bytes]
+    times = [measured for _, measured in seconds]
+    slower = min(times[:3]) / min(times) - 1
+    memory = f"memory {_largest_error(num_bytes):.0%} (10%), " if num_bytes else ""
+    return [
+        f"largest errors (aims): step {_largest_error(seconds):.0%} (15%), {memory}best of the "
+        f"first three {slower:.0%} slower than the best of all {len(times)} (5%)"
+    ]
+
+
+def _largest_error(pairs: Sequence[tuple[float, float]]) -> float:
+    return max(abs(predicted / measured - 1) for predicted, measured in pairs)
 
 
 def _say(text: str) -> None:

@@ -132,12 +132,13 @@ def _pipelines(
             "microbatches": microbatches,
             "stages": ",".join(map(str, chosen.layers)),
             "pipeline": order,
-            "remat": "full",  # so were the times of layers measured
+            "remat": staged.kept(config),  # so were the times of layers measured
         }
         # The update, of which a stage has its part.
         rest = max(cost.fixed for cost in alone.steps) / num
         turns = microbatches + 2 * (num - 1)
-        found.append(Candidate(options, turns * chosen.seconds + rest))
+        compute = turns * chosen.seconds + microbatches * chosen.ends
+        found.append(Candidate(options, compute + rest))
     return found
 
 

@@ -1,9 +1,11 @@
-"""The first layers of a stack, as many as a value says: neither the others nor zeros for them.
+"""The first layers of a stack, as many as a stage of a pipeline has.
 
-A layer that `jax.lax.cond` skips would still write zeros for everything that a layer keeps for its
-backward pass. On CPU that takes as long as the layer itself. So only inputs of layers are kept.
+`jax.lax.cond` around each layer would cost a GPU a wait of the host per layer. Its gradient would
+keep the parameters as well. So one branch has all layers of a stage, and keeps the values that
+`jax.checkpoint`'s policy names. Rows of layers that a stage lacks are filled up with zeros.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,58 +17,86 @@ import jax.numpy as jnp
 Layer = Callable[[Any, jax.Array, Any], jax.Array]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@dataclasses.dataclass(frozen=True)
+class FirstRows:
+    """How many layers of a stack are computed.
+
+    Attributes:
+      counts: Numbers of layers, one of which applies.
+      index: Function without arguments that returns the place of that number, int32.
+    """
+
+    counts: tuple[int, ...]
+    index: Callable[[], jax.Array]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def run_first(
-    layer: Layer, unroll: bool, params: Any, x: jax.Array, count: jax.Array, fixed: Any
+    layer: Layer, rows: FirstRows, unroll: bool, params: Any, x: jax.Array, fixed: Any
 ) -> jax.Array:
     """The result of the first layers.
 
-    Keeps the input of each layer for the backward pass, which computes the rest again.
+    Keeps for the backward pass the input of each layer, and what a policy of `layer` says.
 
     Args:
-      layer: A layer. Its collectives must join devices that agree on `count`.
+      layer: A layer. Its collectives must join devices that agree on the number of layers.
+      rows: Number of layers.
       unroll: Whether XLA sees each layer, and not a loop.
       params: Parameters of all layers, stacked along the first axis.
       x: Activations.
-      count: Number of layers that are computed.
       fixed: Further arguments of each layer, without gradient.
     """
-    return _forward(layer, unroll, params, x, count, fixed)[0]
+    return _forward(layer, rows, unroll, params, x, fixed)[0]
 
 
 def _forward(
-    layer: Layer, unroll: bool, params: Any, x: jax.Array, count: jax.Array, fixed: Any
+    layer: Layer, rows: FirstRows, unroll: bool, params: Any, x: jax.Array, fixed: Any
 ) -> Any:
-    def step(x: jax.Array, row: Any) -> Any:
-        i, own = row
-        return jax.lax.cond(i < count, lambda x: layer(own, x, fixed), lambda x: x, x), x
+    most = len(jax.tree.leaves(params)[0])
 
-    rows = len(jax.tree.leaves(params)[0])
-    x, inputs = jax.lax.scan(step, x, (jnp.arange(rows), params), unroll=rows if unroll else 1)
-    return x, (params, inputs, count, fixed)
+    def first(count: int, params: Any, x: jax.Array, fixed: Any) -> Any:
+        def step(x: jax.Array, own: Any) -> Any:
+            y, pull = _vjp(layer, own, x, fixed)
+            return y, (x, pull.opaque_residuals)
+
+        own = jax.tree.map(lambda row: row[:count], params)
+        x, kept = jax.lax.scan(step, x, own, unroll=count if unroll else 1)
+        return x, _filled(kept, most)
+
+    branches = [partial(first, count) for count in rows.counts]
+    x, kept = jax.lax.switch(rows.index(), branches, params, x, fixed)
+    return x, (params, kept, fixed)
 
 
-def _backward(layer: Layer, unroll: bool, kept: Any, gradient: jax.Array) -> Any:
-    params, inputs, count, fixed = kept
+def _backward(layer: Layer, rows: FirstRows, unroll: bool, all_: Any, gradient: jax.Array) -> Any:
+    params, kept, fixed = all_
+    most = len(jax.tree.leaves(params)[0])
 
-    def step(gradient: jax.Array, row: Any) -> Any:
-        i, own, x = row
+    def first(count: int, params: Any, kept: Any, fixed: Any, gradient: jax.Array) -> Any:
+        def step(gradient: jax.Array, row: Any) -> Any:
+            own, (x, residuals) = row
+            # XLA drops the forward pass, because nothing uses its results.
+            pull = _vjp(layer, own, x, fixed)[1].replace(opaque_residuals=residuals)
+            of_own, gradient = pull(gradient)
+            return gradient, of_own
 
-        def pull(gradient: jax.Array) -> Any:
-            return jax.vjp(lambda own, x: layer(own, x, fixed), own, x)[1](gradient)
+        own = jax.tree.map(lambda row: row[:count], (params, kept))
+        gradient, gradients = jax.lax.scan(
+            step, gradient, own, reverse=True, unroll=count if unroll else 1
+        )
+        return _filled(gradients, most), gradient
 
-        def skip(gradient: jax.Array) -> Any:
-            return jax.tree.map(jnp.zeros_like, own), gradient
-
-        of_own, gradient = jax.lax.cond(i < count, pull, skip, gradient)
-        return gradient, of_own
-
-    rows = len(inputs)
-    numbered = jnp.arange(rows), params, inputs
-    gradient, gradients = jax.lax.scan(
-        step, gradient, numbered, reverse=True, unroll=rows if unroll else 1
-    )
-    return gradients, gradient, None, None
+    branches = [partial(first, count) for count in rows.counts]
+    return *jax.lax.switch(rows.index(), branches, params, kept, fixed, gradient), None
 
 
 run_first.defvjp(_forward, _backward)
+
+
+def _vjp(layer: Layer, own: Any, x: jax.Array, fixed: Any) -> Any:
+    return jax.vjp(lambda own, x: layer(own, x, fixed), own, x)
+
+
+def _filled(tree: Any, most: int) -> Any:
+    """Arrays with `most` rows, the further ones 0."""
+    return jax.tree.map(lambda x: jnp.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)]), tree)

@@ -35,8 +35,8 @@ def value_and_grad(
       tokens: Tokens [batch, positions + 1].
     """
 
-    def local(params: Any, counts: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Any]:
-        stage = _Stage(pipeline, graph, pipeline.count(counts))
+    def local(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:
+        stage = _Stage(pipeline, graph)
         loss, gradients = stage.run(params, pipeline.divide(tokens), config)
         count = math.prod(jax.lax.axis_size(name) for name in split)
 
@@ -56,11 +56,10 @@ def value_and_grad(
 
 @dataclasses.dataclass(frozen=True)
 class _Stage:
-    """One stage: this device's part of the blocks. `count` is its number of layers, None: all."""
+    """One stage: this device's part of the blocks."""
 
     pipeline: Pipeline
     graph: nnx.GraphDef
-    count: jax.Array | None
 
     def run(self, params: Any, parts: jax.Array, config: Config) -> tuple[jax.Array, Any]:
         """Sums over this device's microbatches `parts`, of the loss and of gradients."""
@@ -114,7 +113,7 @@ class _Stage:
             params,
         )
         model = nnx.merge(self.graph, params)
-        return model.stack(x, self.count, model.documents(tokens))
+        return model.stack(x, self.pipeline.rows, model.documents(tokens))
 
     def _backward(
         self, params: Any, received: jax.Array, part: jax.Array, gradient: jax.Array, sums: Any

@@ -5,7 +5,7 @@ its own: in step t stage s computes microbatch t - 2s while its result for the o
 way, forward and backward. A schedule that waits for each hop has stages - 1 fewer steps.
 
 Stages may differ in size. Their parameters are rows of one array, so the short ones are filled up
-with rows of zeros. A stage loops over its own rows only (`models.extras.first_rows`). Collectives
+with rows of zeros. A stage computes its own rows only (`models.extras.first_rows`). Collectives
 of a layer join devices of one stage, which agree on the number of rows.
 """
 
@@ -21,8 +21,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+import jaxhet
 from models.configs import Config
 from models.extras.dtypes import at_least_float32
+from models.extras.first_rows import FirstRows
 from models.llama import Llama
 from models.sharding import batch_axes, constrain
 
@@ -45,10 +47,15 @@ def parse_stages(text: str | None) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How many layers each stage has, and into how many microbatches a batch is divided."""
+    """How many layers each stage has, and into how many microbatches a batch is divided.
+
+    `by_island` has the islands' names and the layers of their stages, if all stages of an island
+    have equally many: the number is a constant then, and XLA compiles no branch.
+    """
 
     stages: tuple[int, ...]
     microbatches: int
+    by_island: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def on(cls, mesh: jax.sharding.Mesh, config: Config) -> Self | None:
@@ -73,7 +80,7 @@ class Pipeline:
         stages = config.stages or (config.layers // count,) * count
         if len(stages) != count:
             raise ValueError(f"stages {stages} are {len(stages)}, but the mesh has stage={count}.")
-        return cls(stages, config.microbatches)
+        return cls(stages, config.microbatches, _by_island(mesh, stages))
 
     @classmethod
     def of_rows(cls, stages: tuple[int, ...], rows: int, layers: int) -> Self | None:
@@ -114,14 +121,14 @@ class Pipeline:
         """
         split = self.split_axes(tokens)
 
-        def local(params: Any, counts: jax.Array, tokens: jax.Array) -> jax.Array:
+        def local(params: Any, tokens: jax.Array) -> jax.Array:
             # Here, and not where they are used, so that gradients are summed once, after the scan.
             params = {
                 name: _varying(x, split if name == "blocks" else ("stage", *split))
                 for name, x in params.items()
             }
             model = partial(nnx.merge, graph, params)
-            x = self._flow(model, self.count(counts), tokens)
+            x = self._flow(model, tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
             loss = self._loss_of(last, lambda x: model().loss(x, tokens[:, 1:]), x, split)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
@@ -155,7 +162,7 @@ class Pipeline:
         """Runs a function on all stages.
 
         Args:
-          local: Function of a stage's parameters, its number of layers [1], and its tokens.
+          local: Function of a stage's parameters and its tokens.
           params: Parameters, spread over the stages.
           tokens: Tokens [batch, positions + 1].
           split: Mesh axes that split the batch.
@@ -164,11 +171,11 @@ class Pipeline:
         lies = {name: P("stage") if name == "blocks" else P() for name in params}
         return jax.shard_map(
             local,
-            in_specs=(lies, P("stage"), P(split)),
+            in_specs=(lies, P(split)),
             out_specs=(P(), lies) if with_gradients else P(),
             axis_names={"stage", *split},
             check_vma=not with_gradients,  # which are summed by `local`
-        )(params, jnp.array(self.stages, jnp.int32), tokens)
+        )(params, tokens)
 
     def _loss_of(
         self,
@@ -186,9 +193,19 @@ class Pipeline:
         zero = _varying(jnp.zeros((), at_least_float32(x.dtype)), ("stage", *split))
         return jax.lax.cond(last, lambda x: loss(x).astype(zero.dtype), lambda _: zero, x)
 
-    def count(self, counts: jax.Array) -> jax.Array | None:
-        """The number of layers of a stage, from its part [1] of all numbers; None: all rows."""
-        return None if self.is_even else counts[0]
+    @property
+    def rows(self) -> FirstRows | None:
+        """The layers of the stage that runs; None: all rows."""
+        return None if self.is_even else FirstRows((*sorted({*self.stages}),), self._place)
+
+    def _place(self) -> jax.Array:
+        """The place of this stage's number of layers among all numbers."""
+        counts = sorted({*self.stages})
+        if self.by_island:
+            own = {name: _constant(counts.index(count)) for name, count in self.by_island}
+            return jaxhet.per_platform(**own)()
+        places = jnp.array([counts.index(count) for count in self.stages], jnp.int32)
+        return places[jax.lax.axis_index("stage")]
 
     @property
     def is_even(self) -> bool:
@@ -199,13 +216,10 @@ class Pipeline:
         """Which rows hold a layer, bool [stages, rows of a stage]."""
         return np.arange(max(self.stages)) < np.array(self.stages)[:, None]
 
-    def _flow(
-        self, model: Callable[[], Llama], count: jax.Array | None, tokens: jax.Array
-    ) -> jax.Array:
+    def _flow(self, model: Callable[[], Llama], tokens: jax.Array) -> jax.Array:
         """The output of this stage for all tokens: [batch, positions, embed].
 
-        `model` makes the model anew where it is used: one can't be carried into a loop. `count` is
-        the number of layers of this stage, None: all rows.
+        `model` makes the model anew where it is used: one can't be carried into a loop.
         """
         hops = len(self.stages) - 1
         inputs = constrain(self.divide(model().inputs(tokens[:, :-1])), "microbatches")
@@ -221,7 +235,7 @@ class Pipeline:
             under_way = jax.lax.ppermute(before, "stage", [(s, s + 1) for s in range(hops)])
             own = jnp.clip(number - 2 * stage, 0, self.microbatches - 1)
             inside = jax.tree.map(lambda x: x[own], documents)
-            result = model().stack(jnp.where(stage == 0, x, received), count, inside)
+            result = model().stack(jnp.where(stage == 0, x, received), self.rows, inside)
             return jax.lax.optimization_barrier((under_way, result)), before
 
         nothing = jnp.zeros_like(inputs[0])
@@ -237,6 +251,26 @@ class Pipeline:
         So each microbatch lies on all devices that the batch is split over.
         """
         return x.reshape(-1, self.microbatches, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _constant(number: int) -> Callable[[], jax.Array]:
+    return lambda: jnp.int32(number)
+
+
+def _by_island(mesh: jax.sharding.Mesh, stages: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    """The number of layers by island; empty where stages of an island differ, or outside a job."""
+    try:
+        islands = jaxhet.islands()
+    except jaxhet.UsageError:
+        return ()
+    by_stage = np.moveaxis(mesh.devices, mesh.axis_names.index("stage"), 0)
+    found = {
+        (island.name, count)
+        for island in islands
+        for count, devices in zip(stages, by_stage, strict=True)
+        if {d.id for d in island.devices} & {d.id for d in np.ravel(devices)}
+    }
+    return tuple(sorted(found)) if len(found) == len(islands) else ()
 
 
 def _varying(tree: Any, axes: tuple[str, ...]) -> Any:

@@ -170,8 +170,13 @@ class Reporter:
         return kept
 
     def finish(self) -> None:
-        """Draws the loss and says where everything is."""
+        """Draws the loss and says where everything is; each process with GPUs says its memory."""
         self._bar.close()
+        stats = jax.local_devices()[0].memory_stats() or {}
+        if limit := stats.get("bytes_limit"):
+            peak = stats["peak_bytes_in_use"]
+            part = f"{peak / limit:.2f} of {limit / 1e9:.1f} GB"
+            tqdm.write(f"peak memory {peak / 1e9:.1f} GB, {part}", file=sys.stderr)
         if self._primary:
             folder = self._settings.run_dir
             plot_losses(folder / PLOT, {"loss": read_rows(folder / METRICS)}, self._settings.unit)

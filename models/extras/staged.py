@@ -1,11 +1,13 @@
 """`--stages auto`: layers of each pipeline stage, from what the islands take for them.
 
 Each stage's devices train models of one and of three layers on a microbatch, alone. The times give
-the cost of a layer, and that of embedding and head, which the first and the last stage have.
+the cost of a layer, and that of embedding and head. With 1F1B these belong to the first and the
+last stage; with GPipe all stages wait while they are computed, before and after the pipeline.
 """
 
 import dataclasses
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -26,20 +28,28 @@ from models.sharding import activation_sharding
 from models.train import Schedule, Trainer
 
 _REPEATS = 3
-# With 1F1B a stage computes its layers forward three times and backward once, which takes as long
-# as forward twice; with GPipe, and in the last stage, forward twice.
-_FORWARD_AGAIN = 5 / 4
+# Seconds of a measurement at least. A GPU that others use gives each its time in turns of
+# milliseconds, so a short program could have a turn of its own.
+_LONG = 0.2
+# With 1F1B a stage, but the last one, computes its layers forward once more. Backward takes as
+# long as forward twice, and remat full computes forward twice already.
+_FORWARD_AGAIN = {"full": 5 / 4, "dots": 4 / 3}
+# Uneven stages must promise a step that is shorter by this part: measurements have noise, and a
+# stage writes zeros for the layers that it lacks.
+_LEAST_GAIN = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
     """The number of layers of each stage, and the reason as a line of text.
 
-    `seconds` is the time of the slowest stage for a microbatch.
+    `seconds` is the time of the slowest stage for a microbatch, and `ends` that of the embedding
+    and the head for one where all stages wait for it.
     """
 
     layers: tuple[int, ...]
     seconds: float
+    ends: float
     why: str
 
 
@@ -74,22 +84,32 @@ def decide(config: Config, costs: npt.NDArray[np.float32]) -> Stages:
     """
     num = len(costs)
     layer, ends, embedding = costs.astype(float).T
+    fixed, waiting = np.zeros(num), float(max(ends[-1], embedding[0]))
     if config.pipeline == "1f1b":
-        layer[:-1] *= _FORWARD_AGAIN
-    fixed = np.zeros(num)
-    fixed[0] += embedding[0]
-    fixed[-1] += max(ends[-1] - embedding[-1], 0)
+        layer[:-1] *= _FORWARD_AGAIN[kept(config)]
+        fixed[0] += embedding[0]
+        fixed[-1] += max(ends[-1] - embedding[-1], 0)
+        waiting = 0.0
     layers = jaxhet.balanced_split(config.layers, layer.tolist(), fixed=fixed.tolist())
     every = [Cost(*map(float, pair)) for pair in zip(layer, fixed, strict=True)]
+    even = longest(every, [-(-config.layers // num)] * num)
+    why = "measured"
+    if config.layers % num == 0 and longest(every, layers) > (1 - _LEAST_GAIN) * even:
+        layers, why = (config.layers // num,) * num, "measured: no others gain enough"
     each = ", ".join(f"{c.microbatch:.3g} s + {c.fixed:.2g} s" for c in every)
     return Stages(
         layers,
         longest(every, layers),
-        f"stages: {','.join(map(str, layers))} layers (measured); a layer and an end of the model "
+        waiting,
+        f"stages: {','.join(map(str, layers))} layers ({why}); a layer and an end of the model "
         f"take the stages {each} for a microbatch; the slowest stage needs "
-        f"{longest(every, layers):.3g} s, with equal stages "
-        f"{longest(every, [-(-config.layers // num)] * num):.3g} s",
+        f"{longest(every, layers):.3g} s, with equal stages {even:.3g} s",
     )
+
+
+def kept(config: Config) -> str:
+    """Policy in `REMAT` of uneven stages (`Llama.stack`)."""
+    return "full" if config.remat == "full" else "dots"
 
 
 def _alone(mesh: jax.sharding.Mesh, stage: int) -> jax.sharding.Mesh:
@@ -113,8 +133,7 @@ def costs(
     """
 
     def seconds(layers: int, program: Callable[..., Any] | None = None) -> float:
-        # Uneven stages keep inputs of layers only (`models.extras.first_rows`).
-        own = dataclasses.replace(config, layers=layers, stages=(), remat="full")
+        own = dataclasses.replace(config, layers=layers, stages=(), remat=kept(config))
         trainer = Trainer(own, schedule, mesh)
         shardings = trainer.state_shardings().params
         params = jaxhet.jit(lambda: trainer.init(0).params, out_shardings=shardings)()
@@ -122,12 +141,18 @@ def costs(
         gradients = jaxhet.jit(jax.value_and_grad(loss))
         split = activation_sharding("tokens", mesh)
         batch = jax.make_array_from_callback(tokens.shape, split, lambda index: tokens[index])
-        times = []
-        for _ in range(_REPEATS + 1):  # the first one compiles
+
+        def mean(count: int) -> float:
             begin = time.perf_counter()
-            jaxhet.block_until_ready(gradients(params, batch))
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times[1:])
+            last = None
+            for _ in range(count):
+                last = gradients(params, batch)
+            jaxhet.block_until_ready(last)
+            return (time.perf_counter() - begin) / count
+
+        mean(1)  # compiles
+        count = max(3, math.ceil(_LONG / mean(1)))
+        return statistics.median(mean(count) for _ in range(_REPEATS))
 
     with jax.set_mesh(mesh):
         cost = fit({layers: seconds(layers) for layers in (1, 3)})

@@ -31,7 +31,7 @@ class Job:
         train += [f"--steps={STEPS}", f"--log-every={WINDOW}", f"--run-dir={folder}"]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                on_cores(CORES, train),
+                on_cores([*map(str, CORES)], train),
                 cwd=ROOT,
                 env={**environment(), "JAX_LOG_COMPILES": "1"},
                 stdout=log,
@@ -79,7 +79,7 @@ def test_stall_is_ignored_and_slow_island_is_relieved_within_20_steps(
     time.sleep(2)
     os.kill(stalled, signal.SIGCONT)
     begun = job.wait_for(SLOW)
-    with burning((0, 4), CORES):
+    with burning((0, 4), [*map(str, CORES)]):
         text = job.finish()
     assert max(row["seconds"] for row in job.rows()[:begun]) > 2 / WINDOW
     before = [counts[1] for step, counts in job.choices() if step <= begun]

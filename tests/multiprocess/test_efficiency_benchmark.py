@@ -8,7 +8,14 @@ import sys
 
 import pytest
 
-from benchmarks.efficiency import PINNED, Row, parts_of_cores, table, table_rows
+from benchmarks.efficiency import (
+    PINNED,
+    Row,
+    numbers_of_cores,
+    parts_of_cores,
+    table,
+    table_rows,
+)
 from tests.support.jobs import ROOT
 
 _SPIN = """
@@ -36,11 +43,20 @@ def test_ideal_is_the_sum_of_the_islands_alone() -> None:
 
 
 def test_islands_have_their_parts_of_a_core() -> None:
-    assert parts_of_cores([0, 1, 1], [1, 0.6, 0.3]) == ["0,1", "0,0.6", "0.6,0.9"]
+    assert parts_of_cores(["0", "1", "1"], [1, 0.6, 0.3]) == ["0,1", "0,0.6", "0.6,0.9"]
     with pytest.raises(ValueError, match="give the islands of core 1 parts above 0, with a sum"):
-        parts_of_cores([0, 1, 1], [1, 0.6, 0.5])
+        parts_of_cores(["0", "1", "1"], [1, 0.6, 0.5])
     with pytest.raises(ValueError, match="parts above 0"):
-        parts_of_cores([0], [0])
+        parts_of_cores(["0"], [0])
+
+
+def test_islands_have_ranges_of_cores() -> None:
+    assert numbers_of_cores(["0-7", "8-11", "12"]) == [8, 4, 1]
+    for wrong in (["0-7", "7-9"], ["3-2", "4"]):
+        with pytest.raises(ValueError, match="give islands equal cores, or none in common"):
+            numbers_of_cores(wrong)
+    with pytest.raises(ValueError, match="'0-x' is not a core, or a range such as 8-11"):
+        numbers_of_cores(["0-x"])
 
 
 def test_stopped_island_computes_in_its_part_only() -> None:

@@ -26,9 +26,9 @@ def test_faster_island_computes_more_microbatches_and_layers():
         "--mesh data=2,fsdp=2 --accumulate 4 --balance 4,4": 49.5,  # the slow one: 4 × 12 + 1.5
         "--mesh fsdp=4 --accumulate 4": 49.5,
         # Ten turns of the slowest stage (3 s), and half of the rest.
-        f"{stages} --pipeline gpipe --remat full": 10 * 3 + 0.75,
-        # The first stage needs 5/4 of the time, the last one does not.
-        f"{stages} --pipeline 1f1b --remat full": 10 * 3.75 + 0.75,
+        f"{stages} --pipeline gpipe --remat dots": 10 * 3 + 0.75,
+        # The first stage needs 4/3 of the time, the last one does not.
+        f"{stages} --pipeline 1f1b --remat dots": 10 * 4 + 0.75,
     }
 
 

@@ -12,6 +12,7 @@ from flax import nnx
 from models import pretrain
 from models.configs import CONFIGS, Config
 from models.extras import staged
+from models.extras.first_rows import FirstRows, run_first
 from models.extras.pipeline import Pipeline
 from models.extras.records import METRICS, read_rows
 from models.llama import Llama
@@ -118,11 +119,11 @@ def test_layers_beyond_the_count_are_not_computed(fast_jit):
     config = dataclasses.replace(FOUR, layers=3)
     blocks = Trainer(config, SCHEDULE, jax.make_mesh((1,), ("data",))).init(3).params
 
-    def loss(layers: int, count: Any, params: Params) -> jax.Array:
+    def loss(layers: int, first: FirstRows | None, params: Params) -> jax.Array:
         own = dataclasses.replace(config, layers=layers)
         graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(own, rngs=nnx.Rngs(0))))
         model = nnx.merge(graph, params)
-        x = model.stack(model.inputs(TOKENS[:, :-1]), count, None)
+        x = model.stack(model.inputs(TOKENS[:, :-1]), first, None)
         return jnp.sum(x.astype(jnp.float32) ** 2)
 
     def rows(keep: Any) -> Params:  # the first row of each array, and the others
@@ -130,12 +131,29 @@ def test_layers_beyond_the_count_are_not_computed(fast_jit):
 
     # Whatever is computed from NaN would be NaN, also what `where` drops forward.
     padded = rows(lambda x: x.at[1:].set(jnp.nan))
-    value, grads = fast_jit(jax.value_and_grad(partial(loss, 3, jnp.int32(1))))(padded)
+    one = FirstRows((1, 3), partial(jnp.int32, 0))
+    value, grads = fast_jit(jax.value_and_grad(partial(loss, 3, one)))(padded)
     wanted, first = fast_jit(jax.value_and_grad(partial(loss, 1, None)))(rows(lambda x: x[:1]))
     assert value == pytest.approx(float(wanted), rel=1e-6)
     found, expected = grads["blocks"], first["blocks"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b[0], rtol=1e-4), found, expected)
     assert all(not np.any(x[1:]) for x in jax.tree.leaves(found))
+
+
+def test_number_of_layers_of_an_island_is_no_branch():
+    def run(index: Any, params: jax.Array, x: jax.Array) -> jax.Array:
+        rows = FirstRows((1, 3), index)
+        return jnp.sum(run_first(lambda own, x, _: jnp.sin(x @ own), rows, False, params, x, None))
+
+    params, x = jnp.ones((3, 4, 4)), jnp.ones((2, 4))
+    own = Pipeline((3, 1), microbatches=2, by_island=(("cpu", 3),)).rows
+    assert own is not None
+
+    def compiled(index: Any) -> str:
+        return str(jax.jit(jax.grad(partial(run, index))).lower(params, x).compile().as_text())
+
+    assert " conditional(" not in compiled(own.index)
+    assert " conditional(" in compiled(partial(jax.lax.rng_uniform, 0, 2, ()))
 
 
 def test_short_stages_are_filled_up_with_zeros():
@@ -157,17 +175,21 @@ def test_stages_that_do_not_fit_say_what_to_change(axes, changes, words, make_me
 
 
 @pytest.mark.parametrize(
-    ("costs", "layers"),
+    ("costs", "pipeline", "layers"),
     [
-        ([[1, 0, 0], [3, 0, 0]], (3, 1)),
-        ([[1, 2, 0], [1, 2, 0]], (3, 1)),  # the last one has the head
-        ([[1, 2, 2], [1, 2, 2]], (1, 3)),  # the first one has the embedding
+        ([[1, 0, 0], [3, 0, 0]], "gpipe", (3, 1)),
+        ([[1, 3, 0], [1, 3, 0]], "gpipe", (2, 2)),  # all stages wait for the head
+        ([[1, 0, 0], [1.5, 0, 0]], "gpipe", (2, 2)),  # 3 layers of the fast one take as long
+        ([[1, 3, 0], [1, 3, 0]], "1f1b", (3, 1)),  # the last one has the head
+        ([[1, 3, 3], [1, 3, 3]], "1f1b", (1, 3)),  # the first one has the embedding
     ],
 )
-def test_stages_follow_from_measured_times(costs, layers):
-    stages = staged.decide(FOUR, np.array(costs, np.float32))
+def test_stages_follow_from_measured_times(costs, pipeline, layers):
+    config = dataclasses.replace(FOUR, pipeline=pipeline)
+    stages = staged.decide(config, np.array(costs, np.float32))
     assert stages.layers == layers
-    assert f"stages: {layers[0]},{layers[1]} layers (measured)" in stages.why
+    assert f"stages: {layers[0]},{layers[1]} layers (measured" in stages.why
+    assert stages.ends == (costs[1][1] if pipeline == "gpipe" else 0)
 
 
 def test_stages_are_measured_when_a_run_begins(tmp_path, monkeypatch, fast_jit):
