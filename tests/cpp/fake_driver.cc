@@ -108,6 +108,10 @@ int& LastError() { return last_error; }
 
 // NOLINTBEGIN(readability-identifier-naming,misc-use-internal-linkage): the names are the vendors'.
 #define ENTRY extern "C" __attribute__((visibility("default")))
+#define RECORDED(name, parameters, ...) \
+  ENTRY int name parameters { return Record(#name, __VA_ARGS__); }
+#define CREATED(name, parameters, ...) \
+  ENTRY int name parameters { return Create(#name, __VA_ARGS__); }
 using jaxhet::EventHandle;
 using jaxhet::IpcHandleInfo;
 using jaxhet::StreamHandle;
@@ -115,7 +119,7 @@ using namespace jaxhet::testing::fake_driver;  // NOLINT(google-build-using-name
 
 // Functions of both drivers.
 
-ENTRY int cuInit(unsigned flags) { return Record("cuInit", flags); }
+RECORDED(cuInit, (unsigned flags), flags)
 ENTRY int cuDriverGetVersion(int* version) { return Give("cuDriverGetVersion", version, 7000); }
 ENTRY int cuDeviceGetCount(int* count) { return Give("cuDeviceGetCount", count, 2); }
 ENTRY int cuDeviceGet(int* device, int ordinal) {
@@ -138,23 +142,19 @@ ENTRY int cuCtxGetStreamPriorityRange(int* low, int* high) {
   *low = 0;
   return Give("cuCtxGetStreamPriorityRange", high, -5);
 }
-ENTRY int cuStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int priority) {
-  return Create("cuStreamCreateWithPriority", stream, flags, priority);
-}
-ENTRY int cuStreamDestroy_v2(StreamHandle stream) { return Record("cuStreamDestroy_v2", stream); }
-ENTRY int cuStreamQuery(StreamHandle stream) { return Record("cuStreamQuery", stream); }
-ENTRY int cuStreamSynchronize(StreamHandle stream) { return Record("cuStreamSynchronize", stream); }
-ENTRY int cuStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
-  return Record("cuStreamWaitEvent", stream, event, flags);
-}
-ENTRY int cuStreamWriteValue32_v2(StreamHandle stream, void* address, uint32_t value,
-                                  unsigned flags) {
-  return Record("cuStreamWriteValue32_v2", stream, address, value, flags);
-}
-ENTRY int cuStreamWaitValue32_v2(StreamHandle stream, void* address, uint32_t value,
-                                 unsigned flags) {
-  return Record("cuStreamWaitValue32_v2", stream, address, value, flags);
-}
+CREATED(cuStreamCreateWithPriority, (StreamHandle * stream, unsigned flags, int priority), stream,
+        flags, priority)
+RECORDED(cuStreamDestroy_v2, (StreamHandle stream), stream)
+RECORDED(cuStreamQuery, (StreamHandle stream), stream)
+RECORDED(cuStreamSynchronize, (StreamHandle stream), stream)
+RECORDED(cuStreamWaitEvent, (StreamHandle stream, EventHandle event, unsigned flags), stream, event,
+         flags)
+RECORDED(cuStreamWriteValue32_v2,
+         (StreamHandle stream, void* address, uint32_t value, unsigned flags), stream, address,
+         value, flags)
+RECORDED(cuStreamWaitValue32_v2,
+         (StreamHandle stream, void* address, uint32_t value, unsigned flags), stream, address,
+         value, flags)
 ENTRY int cuStreamBatchMemOp_v2(StreamHandle stream, unsigned count, const void* ops,
                                 unsigned flags) {
   std::ostringstream text;
@@ -175,50 +175,34 @@ ENTRY int cuMemExportToShareableHandle(void* fd, uint64_t allocation, int type,
 ENTRY int cuMemImportFromShareableHandle(uint64_t* allocation, void* fd, int type) {
   return Give("cuMemImportFromShareableHandle", allocation, uint64_t{0x88}, fd, type);
 }
-ENTRY int cuMemRelease(uint64_t allocation) { return Record("cuMemRelease", allocation); }
-ENTRY int cuMemAddressReserve(void** address, size_t num_bytes, size_t alignment, void* wish,
-                              unsigned long long flags) {
-  return Create("cuMemAddressReserve", address, num_bytes, alignment, wish, flags);
-}
-ENTRY int cuMemAddressFree(void* address, size_t num_bytes) {
-  return Record("cuMemAddressFree", address, num_bytes);
-}
-ENTRY int cuMemMap(void* address, size_t num_bytes, size_t offset, uint64_t allocation,
-                   unsigned long long flags) {
-  return Record("cuMemMap", address, num_bytes, offset, allocation, flags);
-}
-ENTRY int cuMemUnmap(void* address, size_t num_bytes) {
-  return Record("cuMemUnmap", address, num_bytes);
-}
+RECORDED(cuMemRelease, (uint64_t allocation), allocation)
+CREATED(cuMemAddressReserve,
+        (void** address, size_t num_bytes, size_t alignment, void* wish, unsigned long long flags),
+        address, num_bytes, alignment, wish, flags)
+RECORDED(cuMemAddressFree, (void* address, size_t num_bytes), address, num_bytes)
+RECORDED(cuMemMap,
+         (void* address, size_t num_bytes, size_t offset, uint64_t allocation,
+          unsigned long long flags),
+         address, num_bytes, offset, allocation, flags)
+RECORDED(cuMemUnmap, (void* address, size_t num_bytes), address, num_bytes)
 ENTRY int cuMemSetAccess(void* address, size_t num_bytes, const void* access, size_t count) {
   const auto* const words = static_cast<const int*>(access);
   return Record("cuMemSetAccess", address, num_bytes, words[0], words[1], words[2], count);
 }
-ENTRY int cuEventCreate(EventHandle* event, unsigned flags) {
-  return Create("cuEventCreate", event, flags);
-}
-ENTRY int cuEventDestroy_v2(EventHandle event) { return Record("cuEventDestroy_v2", event); }
-ENTRY int cuEventRecord(EventHandle event, StreamHandle stream) {
-  return Record("cuEventRecord", event, stream);
-}
-ENTRY int cuMemcpyAsync(void* to, const void* from, size_t num_bytes, StreamHandle stream) {
-  return Record("cuMemcpyAsync", to, from, num_bytes, stream);
-}
-ENTRY int cuMemsetD8Async(void* to, unsigned char value, size_t num_bytes, StreamHandle stream) {
-  return Record("cuMemsetD8Async", to, int{value}, num_bytes, stream);
-}
-ENTRY int cuMemAlloc_v2(void** memory, size_t num_bytes) {
-  return Create("cuMemAlloc_v2", memory, num_bytes);
-}
-ENTRY int cuMemFree_v2(void* memory) { return Record("cuMemFree_v2", memory); }
-ENTRY int cuMemHostAlloc(void** host, size_t num_bytes, unsigned flags) {
-  return Create("cuMemHostAlloc", host, num_bytes, flags);
-}
-ENTRY int cuMemFreeHost(void* host) { return Record("cuMemFreeHost", host); }
-ENTRY int cuMemHostRegister_v2(void* host, size_t num_bytes, unsigned flags) {
-  return Record("cuMemHostRegister_v2", host, num_bytes, flags);
-}
-ENTRY int cuMemHostUnregister(void* host) { return Record("cuMemHostUnregister", host); }
+CREATED(cuEventCreate, (EventHandle * event, unsigned flags), event, flags)
+RECORDED(cuEventDestroy_v2, (EventHandle event), event)
+RECORDED(cuEventRecord, (EventHandle event, StreamHandle stream), event, stream)
+RECORDED(cuMemcpyAsync, (void* to, const void* from, size_t num_bytes, StreamHandle stream), to,
+         from, num_bytes, stream)
+RECORDED(cuMemsetD8Async, (void* to, unsigned char value, size_t num_bytes, StreamHandle stream),
+         to, int{value}, num_bytes, stream)
+CREATED(cuMemAlloc_v2, (void** memory, size_t num_bytes), memory, num_bytes)
+RECORDED(cuMemFree_v2, (void* memory), memory)
+CREATED(cuMemHostAlloc, (void** host, size_t num_bytes, unsigned flags), host, num_bytes, flags)
+RECORDED(cuMemFreeHost, (void* host), host)
+RECORDED(cuMemHostRegister_v2, (void* host, size_t num_bytes, unsigned flags), host, num_bytes,
+         flags)
+RECORDED(cuMemHostUnregister, (void* host), host)
 ENTRY int cuMemHostGetDevicePointer_v2(void** address, void* host, unsigned flags) {
   return Give("cuMemHostGetDevicePointer_v2", address, host, host, flags);
 }
@@ -228,7 +212,7 @@ ENTRY int cuIpcGetMemHandle(IpcHandleInfo* handle, void* memory) {
 ENTRY int cuIpcOpenMemHandle_v2(void** memory, IpcHandleInfo handle, unsigned flags) {
   return Create("cuIpcOpenMemHandle_v2", memory, ByteOf(handle), flags);
 }
-ENTRY int cuIpcCloseMemHandle(void* memory) { return Record("cuIpcCloseMemHandle", memory); }
+RECORDED(cuIpcCloseMemHandle, (void* memory), memory)
 ENTRY int cuMemGetAddressRange_v2(void** base, size_t* num_bytes, void* address) {
   return GiveRange("cuMemGetAddressRange_v2", base, num_bytes, address);
 }
@@ -237,7 +221,7 @@ ENTRY int cuMemGetHandleForAddressRange(void* fd, void* address, size_t num_byte
   return Give("cuMemGetHandleForAddressRange", static_cast<int*>(fd), -1, address, num_bytes, type,
               flags);
 }
-ENTRY int hipInit(unsigned flags) { return Record("hipInit", flags); }
+RECORDED(hipInit, (unsigned flags), flags)
 ENTRY int hipRuntimeGetVersion(int* version) { return Give("hipRuntimeGetVersion", version, 7000); }
 ENTRY int hipGetDeviceCount(int* count) { return Give("hipGetDeviceCount", count, 2); }
 ENTRY int hipDeviceGet(int* device, int ordinal) {
@@ -260,51 +244,34 @@ ENTRY int hipDeviceGetStreamPriorityRange(int* low, int* high) {
   *low = 1;
   return Give("hipDeviceGetStreamPriorityRange", high, -1);
 }
-ENTRY int hipStreamCreateWithPriority(StreamHandle* stream, unsigned flags, int priority) {
-  return Create("hipStreamCreateWithPriority", stream, flags, priority);
-}
-ENTRY int hipStreamDestroy(StreamHandle stream) { return Record("hipStreamDestroy", stream); }
-ENTRY int hipStreamQuery(StreamHandle stream) { return Record("hipStreamQuery", stream); }
-ENTRY int hipStreamSynchronize(StreamHandle stream) {
-  return Record("hipStreamSynchronize", stream);
-}
-ENTRY int hipStreamWaitEvent(StreamHandle stream, EventHandle event, unsigned flags) {
-  return Record("hipStreamWaitEvent", stream, event, flags);
-}
-ENTRY int hipStreamWriteValue32(StreamHandle stream, void* address, uint32_t value,
-                                unsigned flags) {
-  return Record("hipStreamWriteValue32", stream, address, value, flags);
-}
-ENTRY int hipStreamWaitValue32(StreamHandle stream, void* address, uint32_t value, unsigned flags,
-                               uint32_t mask) {
-  return Record("hipStreamWaitValue32", stream, address, value, flags, mask);
-}
-ENTRY int hipEventCreateWithFlags(EventHandle* event, unsigned flags) {
-  return Create("hipEventCreateWithFlags", event, flags);
-}
-ENTRY int hipEventDestroy(EventHandle event) { return Record("hipEventDestroy", event); }
-ENTRY int hipEventRecord(EventHandle event, StreamHandle stream) {
-  return Record("hipEventRecord", event, stream);
-}
-ENTRY int hipMemcpyAsync(void* to, const void* from, size_t num_bytes, int kind,
-                         StreamHandle stream) {
-  return Record("hipMemcpyAsync", to, from, num_bytes, kind, stream);
-}
-ENTRY int hipMemsetD8Async(void* to, unsigned char value, size_t num_bytes, StreamHandle stream) {
-  return Record("hipMemsetD8Async", to, int{value}, num_bytes, stream);
-}
-ENTRY int hipExtMallocWithFlags(void** memory, size_t num_bytes, unsigned flags) {
-  return Create("hipExtMallocWithFlags", memory, num_bytes, flags);
-}
-ENTRY int hipFree(void* memory) { return Record("hipFree", memory); }
-ENTRY int hipHostMalloc(void** host, size_t num_bytes, unsigned flags) {
-  return Create("hipHostMalloc", host, num_bytes, flags);
-}
-ENTRY int hipHostFree(void* host) { return Record("hipHostFree", host); }
-ENTRY int hipHostRegister(void* host, size_t num_bytes, unsigned flags) {
-  return Record("hipHostRegister", host, num_bytes, flags);
-}
-ENTRY int hipHostUnregister(void* host) { return Record("hipHostUnregister", host); }
+CREATED(hipStreamCreateWithPriority, (StreamHandle * stream, unsigned flags, int priority), stream,
+        flags, priority)
+RECORDED(hipStreamDestroy, (StreamHandle stream), stream)
+RECORDED(hipStreamQuery, (StreamHandle stream), stream)
+RECORDED(hipStreamSynchronize, (StreamHandle stream), stream)
+RECORDED(hipStreamWaitEvent, (StreamHandle stream, EventHandle event, unsigned flags), stream,
+         event, flags)
+RECORDED(hipStreamWriteValue32,
+         (StreamHandle stream, void* address, uint32_t value, unsigned flags), stream, address,
+         value, flags)
+RECORDED(hipStreamWaitValue32,
+         (StreamHandle stream, void* address, uint32_t value, unsigned flags, uint32_t mask),
+         stream, address, value, flags, mask)
+CREATED(hipEventCreateWithFlags, (EventHandle * event, unsigned flags), event, flags)
+RECORDED(hipEventDestroy, (EventHandle event), event)
+RECORDED(hipEventRecord, (EventHandle event, StreamHandle stream), event, stream)
+RECORDED(hipMemcpyAsync,
+         (void* to, const void* from, size_t num_bytes, int kind, StreamHandle stream), to, from,
+         num_bytes, kind, stream)
+RECORDED(hipMemsetD8Async, (void* to, unsigned char value, size_t num_bytes, StreamHandle stream),
+         to, int{value}, num_bytes, stream)
+CREATED(hipExtMallocWithFlags, (void** memory, size_t num_bytes, unsigned flags), memory, num_bytes,
+        flags)
+RECORDED(hipFree, (void* memory), memory)
+CREATED(hipHostMalloc, (void** host, size_t num_bytes, unsigned flags), host, num_bytes, flags)
+RECORDED(hipHostFree, (void* host), host)
+RECORDED(hipHostRegister, (void* host, size_t num_bytes, unsigned flags), host, num_bytes, flags)
+RECORDED(hipHostUnregister, (void* host), host)
 ENTRY int hipHostGetDevicePointer(void** address, void* host, unsigned flags) {
   return Give("hipHostGetDevicePointer", address, host, host, flags);
 }
@@ -314,7 +281,7 @@ ENTRY int hipIpcGetMemHandle(IpcHandleInfo* handle, void* memory) {
 ENTRY int hipIpcOpenMemHandle(void** memory, IpcHandleInfo handle, unsigned flags) {
   return Create("hipIpcOpenMemHandle", memory, ByteOf(handle), flags);
 }
-ENTRY int hipIpcCloseMemHandle(void* memory) { return Record("hipIpcCloseMemHandle", memory); }
+RECORDED(hipIpcCloseMemHandle, (void* memory), memory)
 ENTRY int hipMemGetAddressRange(void** base, size_t* num_bytes, void* address) {
   return GiveRange("hipMemGetAddressRange", base, num_bytes, address);
 }
@@ -334,12 +301,8 @@ ENTRY int cuGetErrorString(int, const char** text) {
   *text = "a failure of the test";
   return 0;
 }
-ENTRY int cuDevicePrimaryCtxRetain(void** context, int device) {
-  return Create("cuDevicePrimaryCtxRetain", context, device);
-}
-ENTRY int cuDevicePrimaryCtxRelease_v2(int device) {
-  return Record("cuDevicePrimaryCtxRelease_v2", device);
-}
+CREATED(cuDevicePrimaryCtxRetain, (void** context, int device), context, device)
+RECORDED(cuDevicePrimaryCtxRelease_v2, (int device), device)
 ENTRY int cuCtxPushCurrent_v2(void*) {
   ++context_depth;
   return 0;

@@ -1,3 +1,5 @@
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -334,8 +336,9 @@ std::vector<std::string> LetterSeeds() {
   return {letter(1), letter(0), letter(2), letter(3) + letter(1), letter(1) + letter(1)};
 }
 
-// Sends the mailbox some copies of a descriptor. The kernel may drop them.
-void Post(const FdMailboxInfo& mailbox, size_t num_fds, const Fd& fd, size_t nonce_bytes) {
+// Sends the mailbox some copies of a descriptor, which the kernel may drop. False if it fails.
+bool Post(const FdMailboxInfo& mailbox, size_t num_fds, const Fd& fd,
+          size_t nonce_bytes = sizeof mailbox.nonce) {
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   const size_t size = strnlen(mailbox.name.data(), mailbox.name.size());
   std::memcpy(&address.sun_path[1], mailbox.name.data(), size);
@@ -359,8 +362,7 @@ void Post(const FdMailboxInfo& mailbox, size_t num_fds, const Fd& fd, size_t non
     }
   }
   const Fd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  ASSERT_TRUE(socket);
-  (void)sendmsg(socket.get(), &message, MSG_NOSIGNAL);
+  return sendmsg(socket.get(), &message, MSG_NOSIGNAL) >= 0;
 }
 
 // Takes every descriptor from a mailbox to which letters were sent; only those with the nonce and
@@ -388,6 +390,68 @@ void TakeLetters(std::string_view input) {
                .covers = {"xla_plugin/transport/device_channel/fd_mailbox.cc"},
                .seeds = &LetterSeeds,
                .run = &TakeLetters});
+
+struct Pipe {
+  Pipe() {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(pipe2(ends.data(), O_CLOEXEC), 0);
+    read = Fd(ends[0]);
+    write = Fd(ends[1]);
+  }
+  // Whether nobody holds a descriptor of the end that writes.
+  bool HasEnded() const {
+    pollfd polled{.fd = read.get(), .events = POLLIN, .revents = 0};
+    return poll(&polled, 1, 0) == 1 && (polled.revents & POLLHUP) != 0;
+  }
+  Fd read;
+  Fd write;
+};
+
+// Strangers of the same host find a mailbox's name in /proc/net/unix.
+FdMailboxInfo Guess(FdMailboxInfo mailbox) {
+  mailbox.nonce = {1, 2};
+  return mailbox;
+}
+
+TEST(FuzzChannelsTest, StrangersDoNotFillTheQueueOfAMailbox) {
+  FdMailbox mailbox;
+  const Pipe theirs;
+  for (int i = 0; i < 5'000; ++i) EXPECT_TRUE(Post(Guess(mailbox.info()), 1, theirs.write));
+  Pipe own;
+  LeaveFd(mailbox.info(), own.write);
+  own.write.Reset();
+  EXPECT_FALSE(own.HasEnded());
+  mailbox.Take();  // closes it
+  EXPECT_TRUE(own.HasEnded());
+}
+
+TEST(FuzzChannelsTest, DescriptorsThatAMailboxDoesNotTakeAreNotKept) {
+  FdMailbox mailbox;
+  Pipe pipe;
+  for (size_t count = 1; count <= 4; ++count) {
+    EXPECT_TRUE(Post(Guess(mailbox.info()), count, pipe.write));
+    if (count > 1) {
+      EXPECT_TRUE(Post(mailbox.info(), count, pipe.write));
+    }
+  }
+  pipe.write.Reset();
+  EXPECT_THAT(ThrownText([&] { mailbox.Take(); }), HasSubstr("no file descriptor from the peer"));
+  EXPECT_TRUE(pipe.HasEnded());
+}
+
+TEST(FuzzChannelsTest, MailboxRefusesAnotherUser) {
+  constexpr uid_t kNobody = 65534;
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  FdMailbox mailbox;
+  const Pipe pipe;
+  const pid_t child = StartChild([&] {
+    EXPECT_EQ(setresuid(kNobody, kNobody, kNobody), 0);
+    EXPECT_TRUE(Post(mailbox.info(), 1, pipe.write));
+    return 0;
+  });
+  EXPECT_EQ(WaitForChild(child), 0);
+  EXPECT_THAT(ThrownText([&] { mailbox.Take(); }), HasSubstr("no file descriptor from the peer"));
+}
 
 // --- descriptions of chunks: on sockets, or in the headers that NICs write ---
 

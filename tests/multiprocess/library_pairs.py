@@ -1,16 +1,11 @@
 """More of `pairs.PAIRS`: objects of Python's library, of NumPy and of JAX."""
 
-import collections
 import contextvars
 import copy
 import dataclasses
-import datetime
 import functools
-import io
-import operator
 import pathlib
 import queue
-import random
 import types
 import weakref
 from collections.abc import Callable
@@ -67,57 +62,23 @@ def _described(c: int) -> Any:
     return type("Scale", (), {"by": get()})()
 
 
-def _answering(c: int) -> Any:
-    return type("Scale", (), {"__getattr__": lambda self, name: c})()
-
-
-def _called_class(c: int) -> Any:
-    return type("Meta", (type,), {"__call__": lambda cls: c})("Scale", (), {})
-
-
 # Name -> the function that makes the object of c, and the one that reads c from it.
 _OBJECTS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
-    "random.Random": (random.Random, lambda o: 2 if copy.copy(o).random() > 0.9 else 3),
     "NumPy generator": (
         np.random.default_rng,
         lambda o: 2 if copy.deepcopy(o).random() == np.random.default_rng(2).random() else 3,
     ),
-    "time": (datetime.timedelta, lambda o: o.days),
     "path": (lambda c: pathlib.Path(f"/data/{c}"), lambda o: int(o.name)),
-    "file in memory": (lambda c: io.BytesIO(bytes([c])), lambda o: o.getvalue()[0]),
-    "bytearray": (lambda c: bytearray([c]), lambda o: o[0]),
-    "ChainMap": (lambda c: collections.ChainMap({}, {"a": c}), lambda o: o["a"]),
-    "UserDict": (lambda c: collections.UserDict({"a": c}), lambda o: o["a"]),
-    "slice": (slice, lambda o: o.stop),
-    "code": (lambda c: compile(str(c), "<made>", "eval"), eval),
-    "list iterator": (lambda c: iter([c] * 9), next),
     "mapped iterator": (lambda c: map(int, [c] * 9), next),
     "queue": (lambda c: _queue(queue.Queue(), c), lambda o: o.queue[0]),
-    "method of a list": (lambda c: [c].__getitem__, lambda o: o(0)),
-    "method of a number": (lambda c: c.__add__, lambda o: o(0)),
     "weak reference": (lambda c: weakref.ref(_kept(c)), lambda o: o().by),
     "context variable": (lambda c: contextvars.ContextVar("by", default=c), lambda o: o.get()),
     "queue in C": (lambda c: _queue(queue.SimpleQueue(), c), _turned),
-    "NumPy ufunc": (lambda c: {2: np.divide, 3: np.add}[c], lambda o: o(2.0, 1.0)),
     "method of a ufunc": (lambda c: {2: np.multiply, 3: np.add}[c].reduce, lambda o: o([2, 1])),
-    "method of an array": (lambda c: np.array(c).item, lambda o: o()),
-    "array of strings": (lambda c: np.array([str(c)]), lambda o: int(o[0])),
     "subclass of an array": (_Array, lambda o: o.by),
-    "metadata of a dtype": (
-        lambda c: np.dtype("i4", metadata={"by": c}),
-        lambda o: o.metadata["by"],
-    ),
-    "array of JAX": (jnp.float32, np.asarray),
     "random key": (jax.random.key, lambda o: jax.random.key_data(o)[1]),
-    "tree of JAX": (lambda c: jax.tree.structure([0] * c), lambda o: o.num_leaves),
-    "jitted partial": (
-        lambda c: jax.jit(functools.partial(operator.mul, c)),
-        lambda o: o.__wrapped__(1),
-    ),
     "single dispatch": (_dispatched, lambda o: o(1)),
     "descriptor": (_described, lambda o: o.by),
-    "any attribute": (_answering, lambda o: o.by),
-    "metaclass that is called": (_called_class, lambda o: o()),
 }
 
 
@@ -188,13 +149,6 @@ _PROGRAMS: dict[str, Callable[[int], pairs.Function]] = {
     "linear solver": lambda c: (
         lambda a: jax.lax.custom_linear_solve(lambda v: v * 1, a, lambda f, b: b * c)
     ),
-    "linear call": lambda c: (
-        lambda a: jax.custom_derivatives.linear_call(lambda _, x: x * c, lambda _, x: x * c, (), a)
-    ),
-    "branch for a platform": lambda c: (
-        lambda a: jax.lax.platform_dependent(a, cpu=lambda x: x * c, default=lambda x: x)
-    ),
-    "keyword of a callback": lambda c: lambda a: jax.pure_callback(pairs.times, a, c, v=a),
 }
 
 

@@ -3,18 +3,11 @@
 The object is where a jaxpr does not show its value.
 """
 
-import array
 import collections
-import contextlib
-import ctypes
 import dataclasses
-import decimal
 import enum
-import fractions
 import functools
 import itertools
-import operator
-import re
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,8 +38,6 @@ REFUSED = frozenset(
         "weak reference",
     )
 )
-_TABLE = [np.float32(i) for i in range(5)]
-_GLOBAL: Any = None
 
 
 def called(function: Function) -> Function:
@@ -93,12 +84,6 @@ class _Frozen:
     by: int
 
 
-@dataclasses.dataclass
-class _Nested:
-    inner: _Frozen
-    names: dict[str, int] = dataclasses.field(default_factory=dict)
-
-
 class _Slots:
     __slots__ = ("__by",)
 
@@ -115,16 +100,6 @@ class _Named(NamedTuple):
 
 class _Number(int):
     pass
-
-
-class _Hidden:
-    """Pickles without its number."""
-
-    def __init__(self, by: int):
-        self.by = by
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
 
 
 class _Level(enum.Enum):
@@ -149,12 +124,6 @@ class _Node:
 read(lambda o: o.by, "frozen dataclass")(_Frozen)
 read(lambda o: o.by, "named tuple")(_Named)
 read(lambda o: o, "subclass of int")(_Number)
-read(lambda o: o.by, "object that pickles without its number")(_Hidden)
-
-
-@read(lambda o: o.names["a"] + o.inner.by)
-def dataclass_in_a_dataclass(c: int) -> Any:
-    return _Nested(_Frozen(c), {"a": 0})
 
 
 @read(lambda o: o.value)
@@ -162,31 +131,9 @@ def enum_member(c: int) -> Any:
     return _Level(c)
 
 
-@read(lambda o: o.BY.value)
-def enum_class(c: int) -> Any:
-    return enum.Enum("Made", {"BY": c})
-
-
-@read(lambda o: o.BY)
-def int_enum(c: int) -> Any:
-    return enum.IntEnum("Made", {"BY": c})
-
-
 @_calls("bound method")
 def _(c: int) -> Function:
     return _Slots(c).scale
-
-
-@_calls("method that another one calls")
-def _(c: int) -> Function:
-    class Scale:
-        def __call__(self, v: Any) -> Any:
-            return self.go(v)
-
-        def go(self, v: Any) -> Any:
-            return v * np.float32(c)
-
-    return Scale()
 
 
 @_calls("class attribute")
@@ -200,52 +147,10 @@ def _(c: int) -> Function:
     return Scale()
 
 
-@_calls("inherited method")
-def _(c: int) -> Function:
-    class Base:
-        def __call__(self, v: Any) -> Any:
-            return v * np.float32(c)
-
-    class Scale(Base):
-        pass
-
-    return Scale()
-
-
-@_calls("static method")
-def _(c: int) -> Function:
-    class Scale:
-        @staticmethod
-        def go(v: Any) -> Any:
-            return v * np.float32(c)
-
-    return Scale.go
-
-
-@_calls("class method")
-def _(c: int) -> Function:
-    class Scale:
-        @classmethod
-        def go(cls, v: Any) -> Any:
-            return v * np.float32(c)
-
-    return Scale.go
-
-
 @read(lambda o: o.by)
 def a_property(c: int) -> Any:
     class Scale:
         @property
-        def by(self) -> int:
-            return c
-
-    return Scale()
-
-
-@read(lambda o: o.by)
-def cached_property(c: int) -> Any:
-    class Scale:
-        @functools.cached_property
         def by(self) -> int:
             return c
 
@@ -263,46 +168,11 @@ def metaclass(c: int) -> Any:
     return Scale
 
 
-@read(lambda o: o * 1)
-def operator_of_a_class(c: int) -> Any:
-    class Scale:
-        def __mul__(self, other: int) -> int:
-            return c * other
-
-    return Scale()
-
-
-@read(lambda o: o.by)
-def namespace(c: int) -> Any:
-    return types.SimpleNamespace(by=c)
-
-
-@_calls("partial method")
-def _(c: int) -> Function:
-    class Scale:
-        def go(self, by: int, v: Any) -> Any:
-            return v * np.float32(by)
-
-        scale = functools.partialmethod(go, c)
-
-    return Scale().scale
-
-
 # --- functions and what wraps them ---
 
 
 def times(by: Any, v: Any) -> Any:
     return v * np.float32(by)
-
-
-@_calls("partial of a partial")
-def _(c: int) -> Function:
-    return functools.partial(functools.partial(lambda a, b, v: v * np.float32(a + b), 1), c - 1)
-
-
-@_calls("jax.tree_util.Partial")
-def _(c: int) -> Function:
-    return jax.tree_util.Partial(times, c)
 
 
 @_calls("keyword default")
@@ -319,27 +189,6 @@ def _(c: int) -> Function:
         return v * np.float32(scale.by)  # type: ignore[attr-defined]
 
     scale.by = c  # type: ignore[attr-defined]
-    return scale
-
-
-@_calls("decorated function")
-def _(c: int) -> Function:
-    def decorate(function: Function) -> Function:
-        return functools.wraps(function)(lambda v: function(v) * 1)
-
-    return decorate(functools.partial(times, c))
-
-
-@_calls("context manager as a decorator")
-def _(c: int) -> Function:
-    @contextlib.contextmanager
-    def nothing() -> Any:
-        yield
-
-    @nothing()
-    def scale(v: Any) -> Any:
-        return v * np.float32(c)
-
     return scale
 
 
@@ -380,35 +229,12 @@ def _(c: int) -> Function:
     return lambda v: v * np.float32(by.__wrapped__())
 
 
-@read(lambda o: o(_TABLE))
-def itemgetter(c: int) -> Any:
-    return operator.itemgetter(c)
-
-
-@read(lambda o: o(_Node(None, 0)).real + 0)
-def attrgetter(c: int) -> Any:
-    held = {2: "two", 3: "three"}
-    for by, name in held.items():
-        setattr(_Node, name, by)
-    return operator.attrgetter(held[c])
-
-
-@read(lambda o: o([1, 2, 2, 3, 3, 3]))
-def methodcaller(c: int) -> Any:
-    return operator.methodcaller("count", c)
-
-
 # --- containers and numbers ---
 
 
 @read(lambda o: o["a"][0])
 def list_in_a_dict(c: int) -> Any:
     return {"a": [c]}
-
-
-@read(lambda o: o[0])
-def deque(c: int) -> Any:
-    return collections.deque([c])
 
 
 @read(lambda o: o["absent"])
@@ -424,31 +250,6 @@ def order_of_a_dict(c: int) -> Any:
 @read(len)
 def frozen_set(c: int) -> Any:
     return frozenset(range(c))
-
-
-@read(lambda o: o[0])
-def c_array(c: int) -> Any:
-    return array.array("i", [c])
-
-
-@read(lambda o: o.value)
-def ctypes_number(c: int) -> Any:
-    return ctypes.c_int(c)
-
-
-@read(lambda o: o)
-def fraction(c: int) -> Any:
-    return fractions.Fraction(c)
-
-
-@read(lambda o: o)
-def decimal_number(c: int) -> Any:
-    return decimal.Decimal(c)
-
-
-@read(lambda o: len(o.pattern))
-def pattern(c: int) -> Any:
-    return re.compile("a" * c)
 
 
 @read(lambda o: o[0].by)
@@ -547,8 +348,6 @@ def _scaled_by(by: Any) -> Function:
 
 
 PAIRS["object as a parameter"] = lambda c: _scaled_by(_By(c))
-PAIRS["partial as a parameter"] = lambda c: _scaled_by(functools.partial(max, c, 0))
-PAIRS["method as a parameter"] = lambda c: _scaled_by(_By(c).__call__)
 
 
 @_add("custom_jvp")
@@ -585,9 +384,6 @@ def _(c: int) -> Function:
         return jax.lax.custom_root(lambda v: v * v - c**2, u, newton, lambda g, y: y / g(1.0))
 
     return lambda a: a * root(a[0, 0])
-
-
-PAIRS["scatter"] = lambda c: lambda a: a.at[0].apply(lambda u: u * c)
 
 
 @_add("piece for a platform")

@@ -79,11 +79,6 @@ def test_no_coordinator_is_said_within_the_time() -> None:
     assert "start process 0, or set JAXHET_COORDINATOR_ADDRESS" in ended.text
 
 
-def test_missing_process_is_named() -> None:
-    (ended,) = run(JOIN, {**job(3)[0], "JAXHET_CONNECT_TIMEOUT_S": "2"})
-    assert "process 1, 2 of 3 has not joined within 2 s" in ended.text
-
-
 def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
     first, second, third = job(3, REFUSED=str(tmp_path / "refused"))
     script = """
@@ -104,40 +99,37 @@ except jaxhet.UsageError:
     assert [o.code for o in outputs].count(0) == 3
 
 
-@pytest.mark.parametrize(
-    ("process", "words"),
-    [
-        (0, "(perhaps by the coordinator of a job that runs or has just ended); choose another"),
-        (1, "If the job is complete already, this process is one too many, or it started too late"),
-    ],
-)
-def test_process_that_comes_after_all_is_told_why(
-    process: int, words: str, tmp_path: pathlib.Path
-) -> None:
+def test_processes_that_come_after_all_are_told_why(tmp_path: pathlib.Path) -> None:
     """The coordinator of a complete job does not listen."""
-    envs = job(JOINED=str(tmp_path / "joined"), ENDED=str(tmp_path / "ended"))
-    late = {**envs[process], "IS_LATE": "1", "JAXHET_CONNECT_TIMEOUT_S": "1"}
+    words = (
+        "(perhaps by the coordinator of a job that runs or has just ended); choose another",
+        "If the job is complete already, this process is one too many, or it started too late",
+    )
+    envs = job(FOLDER=str(tmp_path))
+    late = [{**env, "IS_LATE": "1", "JAXHET_CONNECT_TIMEOUT_S": "1"} for env in envs]
     script = """
 import os, pathlib, time, jaxhet
-joined, ended = pathlib.Path(os.environ["JOINED"]), pathlib.Path(os.environ["ENDED"])
-def wait_for(path):
-    while not path.exists():
+folder = pathlib.Path(os.environ["FOLDER"])
+def wait_for(*names):
+    while not all((folder / name).exists() for name in names):
         time.sleep(0.1)
+me = os.environ["JAXHET_PROCESS_ID"]
 if "IS_LATE" in os.environ:
-    wait_for(joined)
+    wait_for("joined")
     try:
         jaxhet.initialize()
     finally:
-        ended.touch()
+        (folder / f"ended{me}").touch()
 else:
     jaxhet.initialize()
-    joined.touch()
-    wait_for(ended)
+    (folder / "joined").touch()
+    wait_for("ended0", "ended1")
 """
-    *good, refused = run(script, *envs, late)
-    assert [ended.code for ended in good] == [0, 0]
-    assert refused.code != 0
-    assert words in refused.text
+    first, second, *refused = run(script, *envs, *late)
+    assert (first.code, second.code) == (0, 0)
+    for ended, told in zip(refused, words, strict=True):
+        assert ended.code != 0
+        assert told in ended.text, ended.text
 
 
 def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> None:
@@ -152,12 +144,6 @@ def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> Non
     assert "the same JAXHET_JOB_SECRET" in stale.text
     assert "JAXHET_JOB_SECRET_FILE with the same content (not one of an earlier job)" in stale.text
     assert "process 1 of 2 has not joined" in good.text
-
-
-def test_secret_leaves_the_environment() -> None:
-    script = JOIN + "; import os; print('JAXHET_JOB_SECRET' in os.environ)"
-    (ended,) = run(script, job(1)[0])
-    assert "False" in ended.text
 
 
 @pytest.mark.parametrize(
@@ -199,26 +185,25 @@ def test_declared_island_that_nobody_is_in_is_said() -> None:
         assert "the islands should be ['island0', 'island1', 'island2']" in ended.text
 
 
-def test_second_initialize_is_refused() -> None:
-    script = (
-        f"{JOIN}\ntry: jaxhet.initialize()\nexcept jaxhet.UsageError as e: print('refused:', e)"
-    )
-    for ended in run(script, *job()):
-        assert "refused: jaxhet.initialize was called before in this process" in ended.text
-
-
-def test_initialize_after_jax_is_refused() -> None:
-    (ended,) = run(f"import jax; jax.devices(); {JOIN}", job()[0])
+def test_process_that_can_not_join_any_more_is_told_why() -> None:
+    script = """
+import jax, jax.extend.xla as xla, jaxhet
+def join():
+    try: jaxhet.initialize()
+    except jaxhet.UsageError as error: print("refused:", error)
+register = xla.register_hlo_module_transformation
+del xla.register_hlo_module_transformation
+join()
+xla.register_hlo_module_transformation = register
+jax.devices()
+join()
+"""
+    (ended,) = run(script, job()[0])
+    assert "has no hook for HLO passes; install a version that" in ended.text
     assert (
         "a JAX backend exists already; call jaxhet.initialize before any JAX computation"
         in ended.text
     )
-
-
-def test_jax_without_the_hook_is_refused() -> None:
-    script = f"import jax.extend.xla as x; del x.register_hlo_module_transformation; {JOIN}"
-    (ended,) = run(script, job()[0])
-    assert "has no hook for HLO passes; install a version that" in ended.text
 
 
 # Listening sockets that this process has open.
@@ -232,9 +217,15 @@ def listening():
 
 
 @pytest.mark.parametrize(("connect", "processes", "closed"), [("all", 2, 0), ("needed", 4, 1)])
-def test_forked_child_is_refused(connect: str, processes: int, closed: int) -> None:
-    script = f"""{JOIN}
-import os, sys{_LISTENING}
+def test_process_forks_and_leaves_nothing_behind(connect: str, processes: int, closed: int) -> None:
+    """A child has no part in the job, and nothing of the job is left after its end."""
+    script = f"""
+import warnings; warnings.simplefilter('ignore')
+{JOIN}
+import os, sys, threading, time{_LISTENING}
+print('secret', 'JAXHET_JOB_SECRET' in os.environ)
+try: jaxhet.initialize()
+except jaxhet.UsageError as e: print('refused:', e)
 f = jaxhet.jit(lambda x: x + 1)
 f(1)
 sys.stdout.flush()
@@ -247,14 +238,26 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
 print('parent', f(1), jaxhet.last_error(), before - listening())
+jaxhet.shutdown()
+time.sleep(0.5)
+names = [open(f'/proc/self/task/{{t}}/comm').read().strip() for t in os.listdir('/proc/self/task')]
+names += [t.name for t in threading.enumerate()]
+print('left:', [name for name in names if name.startswith('jaxhet')], flush=True)
+pid = os.fork()
+if pid == 0:
+    print('late child lives', flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
 """
-    jobs = job(processes, JAXHET__CONNECT=connect)
-    for ended in run("import warnings; warnings.simplefilter('ignore')\n" + script, *jobs):
+    for ended in run(script, *job(processes, JAXHET__CONNECT=connect)):
+        assert "secret False\n" in ended.text, ended.text
+        assert "refused: jaxhet.initialize was called before in this process" in ended.text
         assert f"child closed {closed}\n" in ended.text, ended.text
-        assert "child: this process was forked from one that joined the job" in ended.text, (
-            ended.text
-        )
-        assert "parent 2 None 0" in ended.text, ended.text
+        assert "child: this process was forked from one that joined the job" in ended.text
+        assert "parent 2 None 0\n" in ended.text, ended.text
+        assert "left: []\n" in ended.text, ended.text
+        assert "late child lives\n" in ended.text
+        assert "Exception ignored" not in ended.text, ended.text
 
 
 @pytest.mark.slow
@@ -278,39 +281,3 @@ if __name__ == "__main__":
     assert text.count("loader's exit code: 1") == 2, text
     assert text.count("UsageError: this process can't join the job: the process that started") == 2
     assert "under `if __name__ == '__main__':`" in text
-
-
-def test_child_forked_after_the_end_has_nothing_to_close() -> None:
-    script = f"""import warnings; warnings.simplefilter('ignore')
-{JOIN}
-jaxhet.shutdown()
-import os, sys
-sys.stdout.flush()
-pid = os.fork()
-if pid == 0:
-    print('child lives', flush=True)
-    os._exit(0)
-os.waitpid(pid, 0)
-"""
-    for ended in run(script, *job()):
-        assert "child lives" in ended.text
-        assert "Exception ignored" not in ended.text, ended.text
-
-
-@pytest.mark.parametrize("connect", ["all", "needed"])
-def test_shutdown_leaves_nothing_behind(connect: str) -> None:
-    script = """
-import os, threading, jax, jaxhet
-threads = lambda: {t.name for t in threading.enumerate() if t.name.startswith('jaxhet')}
-sockets = lambda: sum(os.readlink(f'/proc/self/fd/{n}').startswith(('socket', '/memfd:jaxhet'))
-                      for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}'))
-jaxhet.initialize()
-x = jax.numpy.ones(3)
-native = lambda: len(os.listdir('/proc/self/task'))
-jaxhet.shutdown()
-import time; time.sleep(0.5)
-names = [open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task')]
-print('left:', threads(), [n for n in names if n.startswith('jaxhet')], flush=True)
-"""
-    for ended in run(script, *job(JAXHET__CONNECT=connect)):
-        assert "left: set() []" in ended.text, ended.text

@@ -4,7 +4,7 @@ import pytest
 from two_islands import run_both
 
 
-def test_operation_that_is_not_covered_is_a_compile_error() -> None:
+def test_wrong_programs_and_options_are_errors() -> None:
     body = """
 n = jnp.ones(2, jnp.int32)
 def ragged(a): return jax.lax.ragged_all_to_all(a[0], a[0], n, n, n, n, axis_name="x")
@@ -18,6 +18,9 @@ ways = {
 for way, call in ways.items():
     try: print("number", call())
     except jaxhet.UsageError as e: print("caught:", way, e.__cause__, e)
+for bridge in ({"deadline": 1.0}, {"deadline_s": 0}):
+    try: over_islands(psum, bridge=bridge)
+    except jaxhet.UsageError as e: print("caught:", e)
 """
     for ended in run_both(body):
         for way in ("jax.jit", "jaxhet.jit", "compile", "eager"):
@@ -25,6 +28,8 @@ for way, call in ways.items():
         assert ended.text.count("ragged-all-to-all can't cross islands") == 4
         assert "<string>" in ended.text  # the source file
         assert "number" not in ended.text
+        assert "holds an unknown option; valid: deadline_s" in ended.text
+        assert "must be above 0 seconds" in ended.text
 
 
 @pytest.mark.parametrize("jit", ["jax.jit", pytest.param("jaxhet.jit", marks=pytest.mark.slow)])
@@ -95,15 +100,3 @@ except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
     early, late = run_both(body)
     assert "caught: DeadlineError" in early.text, early.text
     assert "caught: DeadlineError" in late.text, late.text
-
-
-def test_unknown_bridge_option_lists_the_valid_ones() -> None:
-    body = """
-try: over_islands(psum, bridge={"deadline": 1.0})
-except jaxhet.UsageError as e: print("caught:", e)
-try: over_islands(psum, bridge={"deadline_s": 0})
-except jaxhet.UsageError as e: print("caught:", e)
-"""
-    for ended in run_both(body):
-        assert "holds an unknown option; valid: deadline_s" in ended.text
-        assert "must be above 0 seconds" in ended.text

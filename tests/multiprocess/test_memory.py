@@ -4,8 +4,8 @@ import ast
 
 from two_islands import run_both
 
-_PROGRAMS = """
-import collections, gc
+_SCRIPT = """
+import collections, gc, tracemalloc
 
 def compile_and_drop(k):
     def step(a):
@@ -23,11 +23,6 @@ before = kept()
 for k in range(1, 4):
     compile_and_drop(k)
 print("kept:", dict(kept() - before), flush=True)
-jaxhet.shutdown()
-"""
-
-_STEPS = """
-import gc, tracemalloc
 
 step = over_islands(psum)
 
@@ -44,25 +39,21 @@ jaxhet.shutdown()
 """
 
 
-def _told(script: str, what: str) -> list[str]:
-    """The rest of the line behind `what`, in the output of each process."""
-    texts = [each.text for each in run_both(script)]
-    assert all(what in text for text in texts), texts
-    return [text.partition(what)[2].splitlines()[0].strip() for text in texts]
+def _told(text: str, what: str) -> str:
+    """The rest of the line behind `what`."""
+    assert what in text, text
+    return text.partition(what)[2].splitlines()[0].strip()
 
 
-def test_program_that_is_dropped_leaves_its_plan_alone() -> None:
-    for kept in _told(_PROGRAMS, "kept:"):
+def test_program_that_is_dropped_leaves_its_plan_alone_and_a_step_nothing() -> None:
+    for ended in run_both(_SCRIPT):
         # Nothing says when an executable is gone, and with it the need for its plan. Programs as
         # JAX traced them are kept up to a limit (tests/python/test_islands.py).
-        assert sorted(ast.literal_eval(kept)) == [
+        assert sorted(ast.literal_eval(_told(ended.text, "kept:"))) == [
             "jaxhet._traced.jaxprs.Program",
             "jaxhet.compiler.exchange.Call",
             "jaxhet.compiler.exchange.ExchangeSpec",
             "jaxhet.compiler.exchange.Movement",
             "jaxhet.compiler.plan.Plan",
         ]
-
-
-def test_step_leaves_nothing() -> None:
-    assert max(float(grown) for grown in _told(_STEPS, "bytes a step:")) < 50
+        assert float(_told(ended.text, "bytes a step:")) < 50

@@ -52,19 +52,3 @@ print("told", jaxhet.islands()[0].name, report.exchanges, report.text())
 """
     for ended in run(script, *job(2, JAXHET_CPU_DEVICES="2")):
         assert "told a () nothing crosses islands" in ended.text
-
-
-def test_plan_of_a_program_that_can_not_cross_islands_is_an_error_of_ours() -> None:
-    script = """
-import jax, jax.numpy as jnp, jaxhet
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": -1})
-def f(a):
-    i, n = jnp.array([0, 0]), jnp.array([1, 1])
-    return jax.lax.ragged_all_to_all(a, jnp.zeros(4), i, n, i, n, axis_name="x")
-specs = {"in_specs": jax.P("x"), "out_specs": jax.P("x"), "check_vma": False}
-try: jaxhet.plan(jax.jit(jax.shard_map(f, mesh=mesh, **specs)), jnp.zeros(8))
-except jaxhet.UsageError as e: print("caught:", e)
-"""
-    for ended in run(script, *job(2)):
-        assert "caught: ragged-all-to-all" in ended.text, ended.text

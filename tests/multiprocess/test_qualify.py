@@ -1,20 +1,16 @@
 """`jaxhet doctor --qualify` in healthy jobs and in jobs with a fault."""
 
 import collections
-import dataclasses
-import importlib.metadata
 import json
 import pathlib
-import platform
 import re
 import subprocess
 import sys
-from typing import Any
 
 from jaxhet._doctor import exchanges
 from jaxhet._doctor.exchanges import Found, PeerFound
 from jaxhet._doctor.qualify import merge, pair_proofs
-from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification
+from jaxhet._job.proofs import Proof
 from tests.support import schemas
 from tests.support.scripts import environment, job, run
 
@@ -202,17 +198,6 @@ jaxhet.shutdown()
 """
 
 
-def _report(folder: pathlib.Path, **states: Any) -> str:
-    """One that says of two processes of this host what each transport did."""
-    proofs = tuple(Proof(name, state, "", ()) for name, state in states.items())
-    pair = PairProof((0, 1), (platform.node(), platform.node()), True, ("cpu", "cpu"), proofs)
-    versions = {"jaxhet": importlib.metadata.version("jaxhet")}
-    path = folder / "report.json"
-    report = Qualification(SCHEMA, True, versions, "2026-07-31 09:30 UTC", (pair,))
-    path.write_text(json.dumps(dataclasses.asdict(report)))
-    return str(path)
-
-
 def _paths(report: str) -> list[tuple[str, dict[str, str]]]:
     """For each process of a job of two: the transport; the others, and why they were refused."""
     ended = run(JOINED, *job(JAXHET_QUALIFICATION=report))
@@ -222,28 +207,3 @@ def _paths(report: str) -> list[tuple[str, dict[str, str]]]:
     assert all(lines), ended
     found = [json.loads(line[0])[0] for line in lines if line]
     return [(p["transport"], {r["transport"]: r["reason"] for r in p["refused"]}) for p in found]
-
-
-def test_job_takes_what_its_report_proves(tmp_path: pathlib.Path):
-    path = _report(tmp_path, socket="proven", process_vm="failed")
-    where = f"not proven by {path} (written 2026-07-31 09:30 UTC): "
-    for transport, refused in _paths(path):
-        assert transport == "socket"
-        assert refused["process_vm"] == where + "failed: "
-        assert refused["verbs"] == where + "refused: it was not tried"
-
-
-def test_job_of_which_nothing_is_proven_does_not_start(tmp_path: pathlib.Path):
-    path = _report(tmp_path, socket="failed")
-    for ended in run(JOINED, *job(JAXHET_QUALIFICATION=path)):
-        assert ended.code == 1
-        assert "no transport reaches process" in ended.text
-        assert f"socket: not proven by {path}" in ended.text
-
-
-def test_report_that_one_process_lacks_ends_the_job(tmp_path: pathlib.Path):
-    first, second = job(JAXHET_QUALIFICATION=_report(tmp_path, socket="proven"))
-    second["JAXHET_QUALIFICATION"] = str(tmp_path / "absent.json")
-    for ended in run(JOINED, first, second):
-        assert ended.code == 1
-        assert "No such file or directory; process 0 has written it" in ended.text

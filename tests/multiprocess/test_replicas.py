@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from two_islands import SET_UP, run_both
+from two_islands import SET_UP
 
 from tests.support.scripts import job, run
 
@@ -69,11 +69,14 @@ with warnings.catch_warnings(record=True) as caught:
     report = jaxhet.check_replicas(tree, on_difference="warn")
 try: raised = repr(jaxhet.check_replicas(tree))
 except jaxhet.ReplicaError as e: raised = str(e)
+try: jaxhet.check_replicas({}, on_difference="ask")
+except jaxhet.UsageError as e: refused = str(e)
 synced = jaxhet.check_replicas(tree, on_difference="sync")
 own = {k: np.asarray(synced.tree[k].addressable_data(1)).tobytes().hex()
        for k in ("zero", "nan", "one", "first is other")}
 tell(compared=report.num_compared, differences=told(report), warned=len(caught),
-     raised=raised, again=told(jaxhet.check_replicas(synced.tree)),
+     raised=raised, refused=refused, unlike=jaxhet.unlike_islands(),
+     again=told(jaxhet.check_replicas(synced.tree)),
      kept=[synced.tree["equal"] is tree["equal"], synced.tree["number"]],
      types=[str(synced.tree["dtypes"][d].dtype) == d for d in dtypes], own=own)
 """
@@ -100,6 +103,8 @@ tell(compared=report.num_compared, differences=told(report), warned=len(caught),
     assert found["raised"].startswith("replicas differ in 19 of 21 leaves: ['bool'] (on island1;")
     assert "and 11 more" in found["raised"]
     assert "jaxhet.sync_replicas" in found["raised"]
+    assert "on_difference='ask' is not one of raise, warn, sync" in found["refused"]
+    assert found["unlike"] == []
     assert found["again"] == {}
     assert found["kept"] == [True, 3]
     assert all(found["types"])
@@ -108,26 +113,14 @@ tell(compared=report.num_compared, differences=told(report), warned=len(caught),
     assert found["own"]["nan"] == "0000c07f"
 
 
-def test_equal_islands_are_alike_and_one_without_fma_is_not() -> None:
-    script = "tell(unlike=jaxhet.unlike_islands(), again=jaxhet.unlike_islands())"
-    assert told(script, *job(2, JAXHET_CPU_DEVICES="2"))["unlike"] == []
-    one, other = job(2, JAXHET_CPU_DEVICES="2")
-    found = told(script, one, {**other, "XLA_FLAGS": "--xla_cpu_max_isa=AVX"})
-    flags, arithmetic = found["unlike"]
-    assert "island island1 differs from island0 in XLA_FLAGS --xla_cpu_max_isa" in flags
-    assert arithmetic.startswith("the arithmetic of island1 is not that of island0: ")
-    assert "multiply and add" in arithmetic
-    assert "exponential" in arithmetic
-    assert found["again"] == found["unlike"]
-
-
-def test_replicas_of_unlike_islands_are_equal_after_a_synchronization() -> None:
+def test_island_without_fma_is_unlike_and_its_replicas_can_be_made_equal() -> None:
     script = """
 init = jaxhet.jit(lambda: {"normal": jax.random.normal(jax.random.key(0), (64, 64)),
                            "ones": jnp.ones(3)}, out_shardings=NamedSharding(mesh, P()))
 tree = init()
 tell(before=told(jaxhet.check_replicas(tree, on_difference="sync")),
-     after=told(jaxhet.check_replicas(jaxhet.sync_replicas(tree))))
+     after=told(jaxhet.check_replicas(jaxhet.sync_replicas(tree))),
+     unlike=jaxhet.unlike_islands(), again=jaxhet.unlike_islands())
 """
     one, other = job(2, JAXHET_CPU_DEVICES="2")
     found = told(script, one, {**other, "XLA_FLAGS": "--xla_cpu_max_isa=AVX"})
@@ -136,39 +129,15 @@ tell(before=told(jaxhet.check_replicas(tree, on_difference="sync")),
     assert islands == ["island1"]
     assert 0 < largest < 1e-5
     assert found["after"] == {}
+    flags, arithmetic = found["unlike"]
+    assert "island island1 differs from island0 in XLA_FLAGS --xla_cpu_max_isa" in flags
+    assert arithmetic.startswith("the arithmetic of island1 is not that of island0: ")
+    assert "multiply and add" in arithmetic
+    assert "exponential" in arithmetic
+    assert found["again"] == found["unlike"]
 
 
-def test_arrays_without_replicas_to_compare_are_refused_by_name() -> None:
-    script = """
-import jax, numpy as np, jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
-jax.config.update("jax_num_cpu_devices", 2)
-everywhere = NamedSharding(jax.make_mesh((2,), ("x",)), P())
-given = jax.device_put(np.zeros(2), everywhere)
-for f in (lambda x: jaxhet.check_replicas({"loss": x}), jaxhet.sync_replicas):
-    try: jax.jit(f)(given)
-    except jaxhet.UsageError as e: print(e)
-given.delete()
-try: jaxhet.check_replicas({"weights": given})
-except jaxhet.UsageError as e: print(e)
-"""
-    (ended,) = run(script, {})
-    traced = "is a value inside a function that JAX traces (jit, grad, shard_map), where"
-    assert f"['loss'] {traced}" in ended.text, ended.text
-    assert f"the array {traced}" in ended.text
-    assert "['weights'] has no data: it was donated to a function (donate_argnums)" in ended.text
-
-
-def test_option_that_is_not_known_is_refused() -> None:
-    script = """
-try: jaxhet.check_replicas({}, on_difference="ask")
-except jaxhet.UsageError as e: print("refused:", e)
-"""
-    for ended in run_both(script):
-        assert "on_difference='ask' is not one of raise, warn, sync" in ended.text, ended.text
-
-
-def test_one_process_needs_no_job() -> None:
+def test_one_process_needs_no_job_and_arrays_without_replicas_are_refused_by_name() -> None:
     script = """
 import jax, numpy as np, jaxhet
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -181,8 +150,18 @@ print([str(d) for d in report.differences])
 print([s.data.tolist() for s in report.tree.addressable_shards])
 try: jaxhet.unlike_islands()
 except jaxhet.UsageError as e: print(e)
+for f in (lambda x: jaxhet.check_replicas({"loss": x}), jaxhet.sync_replicas):
+    try: jax.jit(f)(a)
+    except jaxhet.UsageError as e: print(e)
+a.delete()
+try: jaxhet.check_replicas({"weights": a})
+except jaxhet.UsageError as e: print(e)
 """
     (ended,) = run(script, {})
     assert "['the array (on process 0; largest difference 1)']" in ended.text, ended.text
     assert "[[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]" in ended.text
     assert "call jaxhet.initialize() first" in ended.text
+    traced = "is a value inside a function that JAX traces (jit, grad, shard_map), where"
+    assert f"['loss'] {traced}" in ended.text, ended.text
+    assert f"the array {traced}" in ended.text
+    assert "['weights'] has no data: it was donated to a function (donate_argnums)" in ended.text

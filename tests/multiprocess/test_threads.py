@@ -62,43 +62,42 @@ def assert_refused(calls: dict[str, list[str]], thread: str, launcher: str) -> N
         assert "jaxhet.launch_from_this_thread()" in error
 
 
-def test_two_threads_with_their_own_data_are_refused() -> None:
+def test_threads_are_refused_and_the_main_thread_goes_on() -> None:
+    """With programs of the main thread, in their first calls, and with a loaded executable."""
     script = """
+from jax.experimental import serialize_executable
 first = calls(count=5)
 names = {"left": 1.0, "right": 100.0}
 started = {n: in_thread(n, lambda v=v: calls(v, 100)) for n, v in names.items()}
 for thread, _ in started.values(): thread.join()
-tell(first=first, last=calls(count=5), error=repr(jaxhet.last_error()),
-     **{name: results[0] for name, (_, results) in started.items()})
-"""
-    for island in told(script):
-        assert set(map(tuple, island["first"].values())) == {("right",)}
-        for name in ("left", "right"):
-            assert_refused(island[name], name, "MainThread")
-        # The job is well, and the main thread goes on.
-        assert island["error"] == "None"
-        assert set(map(tuple, island["last"].values())) == {("right",)}
-
-
-def test_thread_is_refused_in_its_first_call_and_with_a_program_that_it_compiled() -> None:
-    script = """
 def body():
     functions.update({f"new {kind}": make() for kind, make in KINDS.items()})
     functions["eager"] = jnp.sum
     return calls()
-thread, results = in_thread("left", body)
+thread, new = in_thread("new", body)
 thread.join()
 jnp.sum(x)
 functions.pop("eager")
-tell(left=results[0], last=calls())
+last = calls(count=5)
+compiled = over_islands(psum, jax.jit).lower(x).compile()
+again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+functions = {"deserialized": again}
+deserialized = calls()
+thread, loaded = in_thread("loaded", calls)
+thread.join()
+tell(first=first, last=last, deserialized=deserialized, error=repr(jaxhet.last_error()),
+     refused={"new": new[0], "loaded": loaded[0]} | {n: r[0] for n, (_, r) in started.items()})
 """
     for island in told(script):
-        assert len(island["left"]) == 9
-        assert_refused(island["left"], "left", "MainThread")
-        assert set(map(tuple, island["last"].values())) == {("right",)}
+        assert len(island["refused"]["new"]) == 9
+        for name, outcomes in island["refused"].items():
+            assert_refused(outcomes, name, "MainThread")
+        assert island["error"] == "None"  # the job is well
+        for kinds in (island["first"], island["last"], island["deserialized"]):
+            assert set(map(tuple, kinds.values())) == {("right",)}
 
 
-def test_thread_that_owns_launches_calls_and_the_main_thread_is_refused() -> None:
+def test_thread_that_owns_launches_calls_and_all_others_are_refused() -> None:
     script = """
 first = calls(count=5)
 has_started, go_on = threading.Event(), threading.Event()
@@ -111,48 +110,20 @@ thread, results = in_thread("claimer", body)
 has_started.wait()
 refused = calls(100.0, count=5)
 go_on.set(); thread.join()
+thread, later = in_thread("later", calls)  # the system gives it the identity of the ended one
+thread.join()
 ended = calls()
 jaxhet.launch_from_this_thread()
-tell(first=first, claimer=results[0], refused=refused, ended=ended, again=calls(count=5))
+tell(first=first, claimer=results[0], refused=refused, later=later[0], ended=ended,
+     again=calls(count=5))
 """
     for island in told(script):
         right = [island["first"], *island["claimer"], island["again"]]
         for kinds in right:
             assert set(map(tuple, kinds.values())) == {("right",)}, kinds
         assert_refused(island["refused"], "MainThread", "claimer")
-        assert_refused(island["ended"], "MainThread", "claimer")
-
-
-def test_thread_after_the_one_that_claimed_launches_is_refused() -> None:
-    script = """
-def body():
-    jaxhet.launch_from_this_thread()
-    return calls()
-thread, claimer = in_thread("claimer", body)
-thread.join()
-thread, later = in_thread("later", calls)  # the system gives it the identity of the ended one
-thread.join()
-tell(claimer=claimer[0], later=later[0])
-"""
-    for island in told(script):
-        assert set(map(tuple, island["claimer"].values())) == {("right",)}
         assert_refused(island["later"], "later", "claimer")
-
-
-def test_executable_that_was_serialized_is_refused_in_another_thread() -> None:
-    script = """
-from jax.experimental import serialize_executable
-compiled = over_islands(psum, jax.jit).lower(x).compile()
-again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
-functions = {"deserialized": again}
-first = calls()
-thread, results = in_thread("left", calls)
-thread.join()
-tell(first=first, left=results[0])
-"""
-    for island in told(script):
-        assert set(map(tuple, island["first"].values())) == {("right",)}
-        assert_refused(island["left"], "left", "MainThread")
+        assert_refused(island["ended"], "MainThread", "claimer")
 
 
 # In each process: jit on one device, eager operations, and a program with a sum over the devices of
@@ -176,7 +147,7 @@ def local(value):
 """
 
 
-def test_programs_without_exchanges_are_never_refused() -> None:
+def test_programs_without_exchanges_are_never_refused_and_loops_start_hundreds_of_runs() -> None:
     script = (
         LOCAL
         + """
@@ -187,10 +158,19 @@ before = local(2.0), body(3.0)
 threads = [in_thread(f"{v}", lambda v=v: body(v)) for v in (1.0, 4.0)]
 mine = calls(count=50)
 for thread, _ in threads: thread.join()
-tell(before=before, threads=[results[0] for _, results in threads], mine=mine)
+def mean(a):
+    for _ in range(4): a = jnp.tanh(psum(a) / mesh.size) * 0 + 1.0
+    return a
+step = jaxhet.jit(jax.shard_map(mean, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+total = x
+for _ in range(400): total = step(total)
+total = float(jaxhet.block_until_ready(total).addressable_data(0)[0, 0])
+tell(before=before, threads=[results[0] for _, results in threads], mine=mine, total=total,
+     devices=mesh.size)
 """
     )
     for island in told(script, JAXHET_CPU_DEVICES="2"):
+        assert (island["total"], island["devices"]) == (1.0, 4)
         assert island["before"] == [True, [True] * 100]
         assert island["threads"] == [[True] * 100] * 2
         assert set(map(tuple, island["mine"].values())) == {("right",)}
@@ -231,17 +211,3 @@ tell(threads=[results[0] for _, results in threads], slow=slow)
         assert not [name for name in island["slow"] if "lambda" in name], island["slow"]
         assert len(island["slow"]) < 20
         assert all(us < 1000 for _, us in island["threads"])
-
-
-def test_loop_may_start_hundreds_of_runs_on_several_devices() -> None:
-    script = """
-def mean(a):
-    for _ in range(4): a = jnp.tanh(psum(a) / mesh.size) * 0 + 1.0
-    return a
-step = jaxhet.jit(jax.shard_map(mean, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
-total = x
-for _ in range(400): total = step(total)
-tell(total=float(jaxhet.block_until_ready(total).addressable_data(0)[0, 0]), devices=mesh.size)
-"""
-    for island in told(script, JAXHET_CPU_DEVICES="2"):
-        assert island == {"total": 1.0, "devices": 4}

@@ -150,9 +150,11 @@ def test_job_of_one_island_exchanges_nothing(processes: int) -> None:
         "x = jax.make_array_from_callback((8,), sharding, rows.__getitem__)\n"
         "compiled = jax.jit(jnp.sum).lower(x).compile()\n"
         "import jaxhet\n"
+        "from jax._src import distributed\n"
         "text = compiled.as_text()\n"
         "print('sum', float(compiled(x)), 'engine', jaxhet.stats(), 'calls of jaxhet',"
-        " text.count('target=\"jaxhet'), 'all-reduces', 'all-reduce' in text)\n"
+        " text.count('target=\"jaxhet'), 'all-reduces', 'all-reduce' in text,"
+        " 'partition', distributed.global_state.partition_index)\n"
         "jax.distributed.shutdown()\n"
     )
     ended = subprocess.run(
@@ -169,7 +171,8 @@ def test_job_of_one_island_exchanges_nothing(processes: int) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     lines = [line.partition("] ")[2] for line in _without_gloo(ended.stdout)]
-    assert lines == ["sum 28.0 engine {} calls of jaxhet 0 all-reduces True"] * processes
+    expected = "sum 28.0 engine {} calls of jaxhet 0 all-reduces True partition None"
+    assert lines == [expected] * processes
 
 
 # One process joins by our function, the other by JAX's with all of its arguments; then both call

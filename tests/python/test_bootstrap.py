@@ -350,23 +350,6 @@ def test_interface_at_which_another_job_answers_is_left(
     ) in line
 
 
-def test_peer_of_another_job_is_refused_at_an_interface() -> None:
-    listener = Listener("127.0.1.1", 0, 0, SECRET, JOB, _loopback(["127.0.1.1", "127.0.2.1"]))
-    stranger = Listener("127.0.1.2", 0, 1, SECRET, OTHER_JOB)
-    port = listener.interfaces[1].port
-    with (
-        contextlib.closing(listener),
-        contextlib.closing(stranger),
-        socket.create_connection(("127.0.2.1", port)) as sock,
-    ):
-        words = r"process 0, which answers at 127\.0\.2\.1:\d+ in place of .* is of another job"
-        with pytest.raises(TransportError, match=words):
-            stranger.introduce(sock, _info(listener.address), 1, f"127.0.2.1:{port}")
-        words = r"\(1 connections refused, the last one because process 1 is of another job with"
-        with pytest.raises(TransportError, match=words):
-            listener.take({(1, 1)}, time.monotonic() + 0.2, lambda: None)
-
-
 def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
         info = _info(ours.address)

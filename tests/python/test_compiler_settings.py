@@ -137,15 +137,6 @@ def test_tables_have_no_stale_row() -> None:
     assert set(compiler_settings.MORE_CONFIG).isdisjoint(config.trace_context_names())
 
 
-def test_values_of_the_config_are_text() -> None:
-    found = settings({})
-    assert all(type(value) is str for value in found.values())
-    assert found[X64] == "False"
-    assert found["jax_numpy_dtype_promotion"] == "standard"
-    assert found["jax_explicit_x64_dtypes"] == "warn"
-    assert found["jax_default_matmul_precision"] == "None"
-
-
 def test_setting_of_a_context_manager_belongs_to_a_program() -> None:
     usual = compiler_settings.of_program()
     with jax.numpy_dtype_promotion("strict"), jax.enable_x64(True):
@@ -253,12 +244,6 @@ def test_each_island_that_differs_from_the_one_of_process_0_has_a_line() -> None
         "island island1 differs from island0",
         "island island3 differs from island0",
     ]
-
-
-def test_equal_islands_have_no_line() -> None:
-    assert differences_between_islands([_info(0, "nv0", {ISA: "AVX"})]) == []
-    members = [_info(i, f"island{i}", {ISA: "AVX"}) for i in range(2)]
-    assert differences_between_islands(members) == []
 
 
 def test_patch_releases_may_differ_between_islands_only() -> None:

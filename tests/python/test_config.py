@@ -100,6 +100,12 @@ def test_timeouts_follow_from_four() -> None:
     assert config.engine_values()["heartbeat_ms"] == 500
 
 
+def test_values_of_the_job_fill_what_nobody_gave() -> None:
+    for given, value in (({}, True), ({"one_world_kernels": False}, False)):
+        placed = _config.resolve(given, {}).placed(0, 1)
+        assert placed.filled({"one_world_kernels": True}).one_world_kernels is value
+
+
 def test_variables_of_nccl_set_options_that_nothing_else_sets() -> None:
     environ = {
         "NCCL_SOCKET_IFNAME": "^docker,lo",

@@ -8,11 +8,9 @@ that parses what peers send and that no fuzzer names. `tests/support/damage.py` 
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import socket
-import subprocess
 from typing import Any
 
 import pytest
@@ -35,7 +33,6 @@ from tests.support.damage import (
     said,
 )
 from tools import fuzz_coverage
-from tools.programs import build
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SECRET = b"a job secret of 32 random bytes."
@@ -226,22 +223,3 @@ def _fuzzers_of_the_engine() -> str:
     """The sources of the fuzzers in C++."""
     paths = sorted((_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc"))
     return "".join(path.read_text() for path in paths)
-
-
-@pytest.mark.slow
-def test_fuzzers_of_the_engine_find_nothing_under_sanitizers() -> None:
-    env = {"FUZZ_SECONDS": "2", **os.environ}
-    executions: dict[str, int] = {}
-    for source in sorted((_ROOT / "tests" / "cpp").glob("fuzz_*_test.cc")):
-        program = build(source.stem, "asan", "address,undefined")
-        ended = subprocess.run(
-            [program], env=env, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        text = ended.stdout.decode(errors="replace")  # it quotes inputs
-        assert ended.returncode == 0, text
-        found = re.findall(r"^fuzz\.(\w+): (\d+) executions", text, re.MULTILINE)
-        executions |= {name: int(count) for name, count in found}
-    names = set(re.findall(r'\.name = "(\w+)"', _fuzzers_of_the_engine()))
-    assert executions.keys() == names
-    print(*(f"{name}: {count} executions" for name, count in executions.items()), sep="\n")
-    print(f"{sum(executions.values())} executions, {env['FUZZ_SECONDS']} s for each fuzzer")

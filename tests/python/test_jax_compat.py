@@ -60,10 +60,6 @@ def test_exit_hooks_of_jax_can_be_skipped() -> None:
     assert (run.text, skipped.text) == ("cleared\nwaited\n", "")
 
 
-def test_supported_jax_is_accepted() -> None:
-    compat.require_supported_jax()
-
-
 @pytest.mark.parametrize("version", ["0.11.1", "0.4.38", "0.9"])
 def test_old_version_is_refused(version: str) -> None:
     with pytest.raises(UsageError, match=rf"jaxlib {version} is too old .*install jax>=0\.11\.2$"):
@@ -83,10 +79,6 @@ def test_version_above_those_that_were_tested_is_told() -> None:
     words = "jaxhet was tested with jax up to 0.12, and this is jax 0.13.0"
     assert jaxlib.untested("0.13.0") == words
     assert jaxlib.untested("1.0")
-
-
-def test_backend_can_be_asked_for_without_making_one() -> None:
-    assert callable(xla_bridge.backends_are_initialized)
 
 
 @pytest.fixture

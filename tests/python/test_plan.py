@@ -500,17 +500,16 @@ def test_command_with_one_island_finds_nothing(program: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "function", "text"),
+    ("function", "text"),
     [
-        ([], "nested", "the command `jaxhet plan` asks by itself; return the jitted function"),
-        ([], "ragged", "ragged-all-to-all can't cross islands"),
-        (["--latency-us", "5"], "step", "--latency-us is of use with --link-gb-per-s only"),
+        ("nested", "the command `jaxhet plan` asks by itself; return the jitted function"),
+        ("ragged", "ragged-all-to-all can't cross islands"),
     ],
 )
 def test_command_says_in_words_what_is_wrong(
-    arguments: list[str], function: str, text: str, program: pathlib.Path
+    function: str, text: str, program: pathlib.Path
 ) -> None:
-    result = _run(*arguments, f"{program}:{function}")
+    result = _run(f"{program}:{function}")
     assert result.returncode == 2
     assert "jaxhet.UsageError: " in result.stderr
     assert text in result.stderr
@@ -537,6 +536,11 @@ def test_target_that_is_not_there(target: str, text: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(UsageError, match=text.replace("(", r"\(")):
         cli_plan._load(target)
+
+
+def test_latency_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match="--latency-us is of use with --link-gb-per-s only"):
+        cli_plan.plan("f.py:f", latency_us=5)
 
 
 def test_target_that_returns_something_else() -> None:

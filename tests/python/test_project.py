@@ -90,7 +90,7 @@ def test_readme_example_runs(tmp_path: pathlib.Path):
 
 
 def test_examples_of_docstrings_run_on_two_islands(tmp_path: pathlib.Path):
-    """All of them, in the order of the reference; tests/python/test_docstrings.py says which."""
+    """All of them, in the order of the reference."""
     reference = _text(_ROOT / "docs" / "reference" / "api.md")
     names = re.findall(r"^::: jaxhet\.(\w+)$", reference, re.M)
     found = [getattr(jaxhet, name) for name in names] + [optim.error_feedback, optim.diloco]

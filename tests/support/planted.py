@@ -1,16 +1,15 @@
-"""`models.pretrain` with an error in its restore or in its data: planted.py ERROR OPTION…
+"""Errors of `models.pretrain` in its restore or in its data.
 
 A comparison of losses that does not see these errors would say nothing.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from models import data, pretrain
+from models import data
 from models.extras import loop
 from models.sharding import path_name
 
@@ -37,8 +36,3 @@ def row(replace: Replace) -> None:
     """Each step reads one row that is not its own, and leaves out one of its own."""
     begin = data.Batches._begin
     replace(data.Batches, "_begin", lambda batches, step, row: begin(batches, step, row + 1))
-
-
-if __name__ == "__main__":
-    {"moment": moment, "row": row}[sys.argv[1]](setattr)
-    pretrain.main(sys.argv[2:])

@@ -18,30 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import plain_llama
 from jaxhet._pretended import deviceless
-from jaxhet.compiler import Job, Options, Plan, arrange, carrier, hlo, overlap
+from jaxhet.compiler import Options, carrier, hlo, overlap
 from tests.python.compiler.install_plugins import PLUGINS
 
 _LAYERS, _ROWS, _POSITIONS = 9, 8, 2048  # rows: of each device
-
-
-class Compiler(deviceless.Compiler):
-    """A vendor's compiler.
-
-    Attributes:
-      is_copied: Whether schedules get the copies that they need.
-    """
-
-    is_copied = True
-
-    def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
-        if self.is_copied:
-            return super().bridge(module, job, options)
-        kept = arrange._copy_carried
-        arrange._copy_carried = lambda *_: []  # a fault that `hazards` must find
-        try:
-            return super().bridge(module, job, options)
-        finally:
-            arrange._copy_carried = kept
 
 
 def lower(mesh: Mesh, rows: int) -> Any:
@@ -128,14 +108,11 @@ def loops(module: hlo.Module) -> list[dict[str, Any]]:
 
 
 def main(vendor: Any) -> None:
-    compiler = Compiler(vendor)
-    for axis, per_island in (("data", 1), ("fsdp", 1), ("data", 2), ("fsdp", 2)):
-        for name, iterations, is_copied in (
-            ("pipelined", 8, True),
-            ("not copied", 8, False),
-            ("not pipelined", 0, True),
-        ):
-            compiler.is_copied = is_copied
+    compiler = deviceless.Compiler(vendor)
+    # One vendor shows how many exchanges there are without pipelining.
+    kinds = {"pipelined": 8} | ({"not pipelined": 0} if vendor == "cuda" else {})
+    for axis, per_island in itertools.product(("data", "fsdp"), (1, 2)):
+        for name, iterations in kinds.items():
             devices = compiler.devices(2, per_island)
             jax.clear_caches()
             islands = tuple(itertools.batched(devices, per_island))

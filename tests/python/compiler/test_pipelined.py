@@ -57,21 +57,18 @@ def test_all_exchanges_of_pipelined_loops_run_beside_the_whole_iteration(
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_no_iteration_overwrites_what_is_still_read(vendor: str, request: pytest.FixtureRequest):
     results = request.getfixturevalue(vendor)
-    loops = {name: r["loops"] for name, r in results.items() if "not copied" not in name}
+    loops = {name: r["loops"] for name, r in results.items()}
     assert all(found for found in loops.values())
     assert {n: loop for n, found in loops.items() for loop in found if loop["hazards"]} == {}
     assert all(loop["repeated"] == 0 for found in loops.values() for loop in found)
 
 
 def test_both_vendors_pipeline_alike(cuda: Results, rocm: Results):
-    assert {name: r["fingerprint"] for name, r in cuda.items()} == {
-        name: r["fingerprint"] for name, r in rocm.items()
-    }
-    for name in ("data, 1 each", "data, 2 each", "fsdp, 1 each", "fsdp, 2 each"):
-        pipelined, plain = (
-            cuda[f"{name}, {kind}"]["num_exchanges"] for kind in ("pipelined", "not pipelined")
-        )
-        assert pipelined > plain, name
+    assert len(rocm) == 4
+    for name, result in rocm.items():
+        assert result["fingerprint"] == cuda[name]["fingerprint"], name
+        plain = cuda[name.replace("pipelined", "not pipelined")]
+        assert result["num_exchanges"] > plain["num_exchanges"], name
 
 
 # --- what may be moved ---
