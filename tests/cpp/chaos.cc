@@ -187,8 +187,11 @@ ChaosOutcome ReadUntil(const Fd& report, Time limit) {
   pollfd polled{.fd = report.get(), .events = POLLIN, .revents = 0};
   ChaosOutcome outcome;
   const auto timeout_ms = static_cast<int>(std::max<int64_t>(left.count(), 0));
-  if (poll(&polled, 1, timeout_ms) <= 0) return outcome;
-  if (read(report.get(), &outcome, sizeof outcome) != sizeof outcome) return {};
+  if (poll(&polled, 1, timeout_ms) <= 0) {
+    outcome.Say(ChaosOutcome::Kind::kSilent, "it hangs");
+  } else if (read(report.get(), &outcome, sizeof outcome) != sizeof outcome) {
+    outcome.Say(ChaosOutcome::Kind::kSilent, "it has crashed");
+  }
   return outcome;
 }
 
