@@ -195,6 +195,7 @@ class Membership:
 
     def close_in_child(self) -> None:
         """Closes a forked child's copy of the connection; says nothing."""
+        self._left = threading.Event()  # a thread that is not here may hold the old one's lock
         self._left.set()
         os.close(self._sock.detach())
 

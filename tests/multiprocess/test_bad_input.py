@@ -260,6 +260,44 @@ os.waitpid(pid, 0)
         assert "Exception ignored" not in ended.text, ended.text
 
 
+def test_fork_while_a_connection_is_opened() -> None:
+    """Children keep copies of sockets that are on their way; nobody waits for these children."""
+    script = f"""import warnings; warnings.simplefilter('ignore')
+{JOIN}
+import os, signal, sys, threading, time, jax, numpy
+children, is_over = [], threading.Event()
+sys.stdout.flush()
+def fork():
+    while not is_over.is_set() and len(children) < 200:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+        time.sleep(0.005)
+forking = threading.Thread(target=fork)
+forking.start()
+mesh = jaxhet.make_mesh({{'i': 4}})
+spec = jax.sharding.PartitionSpec('i')
+x = jax.make_array_from_callback(
+    (4,), jax.sharding.NamedSharding(mesh, spec), lambda i: numpy.arange(4.0)[i])
+total = jax.shard_map(lambda a: jax.lax.psum(a, 'i'), mesh=mesh, in_specs=spec, out_specs=spec)
+y = jax.jit(total)(x)
+found = float(y.addressable_data(0)[0])
+is_over.set()
+forking.join()
+begin = time.monotonic()
+jaxhet.shutdown()
+print('sum', found, 'forked', len(children) > 0, 'left', time.monotonic() - begin < 10, flush=True)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+    for ended in run(script, *job(4, JAXHET__CONNECT="needed")):
+        assert "sum 6.0 forked True left True" in ended.text, ended.text
+        assert ended.code == 0, ended.text
+
+
 @pytest.mark.slow
 def test_loader_that_imports_the_main_program_is_told_what_to_do(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "program.py"
