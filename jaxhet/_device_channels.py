@@ -3,11 +3,12 @@
 A pair is a rank of this process and another rank, with a channel there and one back.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from jaxhet import _ffi, _islands
+from jaxhet import _islands
 from jaxhet._config import PlacedConfig
 from jaxhet._islands import Island
 from jaxhet._job import bootstrap
@@ -15,9 +16,7 @@ from jaxhet._job.process_info import ProcessInfo
 
 Pair = tuple[int, int]
 
-SOCKETS = 8
-# Between GPUs in different places of their islands, which few programs exchange between.
-_SOCKETS_OFF_RAIL = 4
+SOCKETS = 8  # for data, of a rank to its partners on rails, and again to all other ranks
 _SHARED_MEMORY = ("cuda_ipc", "hip_ipc", "host")
 _NETWORK = ("socket", "verbs")
 
@@ -43,7 +42,8 @@ class ChannelPlan:
     Attributes:
       ranks: Ranks of this process.
       process_of: Process of each rank of the job.
-      sockets: Number of sockets for data of each pair that may need some.
+      sockets: Number of sockets for data of each pair that may need some. A rank shares `SOCKETS`
+        out among its partners on rails, and again among all other ranks; each has at least one.
       later: Pairs whose channels are opened when a program needs them.
     """
 
@@ -68,7 +68,6 @@ class ChannelPlan:
                 if pair in self.sockets
             },
             len(self.process_of),
-            _ffi.CHANNEL_MESSAGE_SOCKETS,
             SOCKETS,
         )
 
@@ -93,6 +92,7 @@ def plan_channels(
     process_of = {r: d.process_index for r, (_, d) in _islands.by_rank(islands).items()}
     ranks = tuple(r for r, process in process_of.items() if process == config.process_id)
     rail = rails(island.ranks for island in islands)
+    partners = collections.Counter(one for one, _ in rail)
     host = members[config.process_id].host_id
     has_network = not set(_NETWORK).isdisjoint(config.transports)
     sockets: dict[Pair, int] = {}
@@ -104,7 +104,8 @@ def plan_channels(
         is_on_host = members[process].host_id == host
         shares_memory = is_on_host and not set(_SHARED_MEMORY).isdisjoint(config.transports)
         if has_network and not (is_on_host and "host" in config.transports):
-            sockets[pair] = SOCKETS if pair in rail else _SOCKETS_OFF_RAIL
+            shares = max(partners[rank] for rank in pair) if pair in rail else len(process_of) - 1
+            sockets[pair] = max(1, SOCKETS // shares)
         is_early = shares_memory or (pair in rail and process in connected)
         if has_network and config.connect != "all" and not is_early:
             later.add(pair)

@@ -10,7 +10,6 @@ EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
 TRANSPORTS: list[str]  # between processes, best first
 DEVICE_TRANSPORTS: list[str]  # between devices, best first
 PROOF_BYTES: int
-CHANNEL_MESSAGE_SOCKETS: int
 DISTANCES: list[str]  # between a GPU and a NIC, nearest first
 
 class Engine:
@@ -52,7 +51,7 @@ class Engine:
         self,
         vendor: str,
         devices: Sequence[tuple[int, int, int, int]],
-        sockets: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[str, str]]]],
+        sockets: Sequence[tuple[int, int, int, Sequence[int], Sequence[tuple[str, str]]]],
         timeout_ms: int,
         later: Sequence[tuple[int, int]],
     ) -> None:
@@ -61,15 +60,15 @@ class Engine:
         After `set_ranks`, where ranks are GPUs. devices: (rank, ordinal, address, bytes) of this
         process's own; at the address are PROOF_BYTES for each rank of the job, in the allocation
         that operands will be in. 0 bytes: peers' devices must not read it in place.
-        sockets: (own rank, other rank, file descriptors, which it owns, and their keys) where
-        sockets may be needed. later: (own rank, other rank) without channels for now, but with
-        memory for them.
+        sockets: (own rank, other rank, number of lanes, file descriptors, which it owns, and their
+        keys) where sockets may be needed. later: (own rank, other rank) without channels for now,
+        but with memory for them.
         """
 
     def open_channels(
         self,
         pairs: Sequence[tuple[int, int]],
-        sockets: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[str, str]]]],
+        sockets: Sequence[tuple[int, int, int, Sequence[int], Sequence[tuple[str, str]]]],
         timeout_ms: int,
     ) -> None:
         """Agrees with one peer on channels of pairs in `later`; at any time, on both ends."""

@@ -23,7 +23,7 @@ except ImportError as error:
 from jaxhet import _vendors
 from jaxhet._config import Config, PlacedConfig
 from jaxhet._errors import BY_NAME, JaxhetError, UsageError
-from jaxhet._job.bootstrap import PeerSockets
+from jaxhet._job.bootstrap import PeerSockets, RankSockets
 from jaxhet._job.listener import Link
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net.addresses import split_address
@@ -35,8 +35,6 @@ TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 DEVICE_TRANSPORTS: tuple[str, ...] = tuple(_engine.DEVICE_TRANSPORTS)
 # Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
-# Number of sockets between two ranks that carry messages; they are the first ones.
-CHANNEL_MESSAGE_SOCKETS: int = _engine.CHANNEL_MESSAGE_SOCKETS
 DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
 _sessions = itertools.count(1)
@@ -146,7 +144,7 @@ class Engine:
         self,
         platform: str,
         devices: Sequence[tuple[int, int, int, int]],
-        sockets: Sequence[tuple[int, int, Sequence[Link]]],
+        sockets: Sequence[RankSockets],
         timeout_s: float,
         later: Sequence[tuple[int, int]],
     ) -> None:
@@ -159,8 +157,7 @@ class Engine:
           devices: Each rank of this process, the ordinal of its device here, and the address and
             size of memory there that the set-up may write: PROOF_BYTES for each rank of the job.
             Peers' devices may then read the allocation that it lies in. 0 bytes: they may not.
-          sockets: Own rank, other rank, and sockets between them, which the engine owns from now
-            on; for ranks that have no better path than sockets.
+          sockets: For ranks that have no better path. The engine owns them from now on.
           timeout_s: The longest wait for the peers.
           later: Own rank and other rank, between which `open_channels` opens channels.
 
@@ -183,14 +180,14 @@ class Engine:
     def open_channels(
         self,
         pairs: Sequence[tuple[int, int]],
-        sockets: Sequence[tuple[int, int, Sequence[Link]]],
+        sockets: Sequence[RankSockets],
         timeout_s: float,
     ) -> None:
         """Opens device channels while programs run; blocks until the peer does the same.
 
         Args:
           pairs: Own rank and other rank, all of one peer, named by `later` of `open_devices`.
-          sockets: Own rank, other rank, and sockets between them, as in `open_devices`.
+          sockets: As in `open_devices`.
           timeout_s: The longest wait for the peer.
 
         Raises:
@@ -259,12 +256,18 @@ class Engine:
 
 
 def _detached(
-    sockets: Sequence[tuple[int, int, Sequence[Link]]],
-) -> list[tuple[int, int, list[int], list[tuple[str, str]]]]:
+    sockets: Sequence[RankSockets],
+) -> list[tuple[int, int, int, list[int], list[tuple[str, str]]]]:
     """Sockets as the engine takes them, which owns them from now on."""
     return [
-        (rank, peer, [link.socket.detach() for link in links], _hex_keys(links))
-        for rank, peer, links in sockets
+        (
+            s.rank,
+            s.peer,
+            s.num_lanes,
+            [link.socket.detach() for link in s.links],
+            _hex_keys(s.links),
+        )
+        for s in sockets
     ]
 
 

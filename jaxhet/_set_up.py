@@ -102,8 +102,7 @@ def _join(config: Config, listener: _listener.Listener, membership: Membership) 
     info = make_process_info(config, listener.address, listener.interfaces)
     membership.join(info, config.connect_timeout_s + 5, config.peer_timeout_s)
     members = membership.members
-    per_pair = _ffi.CHANNEL_MESSAGE_SOCKETS + _device_channels.SOCKETS
-    channels = bootstrap.num_channels(len(members), per_pair)
+    channels = bootstrap.num_channels(len(members), _device_channels.SOCKETS)
     listener.assign(membership.process, membership.job, len(members), channels)
     are_deterministic = all(
         compiler_settings.are_kernels_deterministic(info.settings) for info in members

@@ -49,7 +49,7 @@ CPP = {
     "net/socket/message_socket.cc": "Receive",
     "net/verbs/verbs_connection.cc": "Drain|Reserve",
     "net/verbs/link.cc": "OnImmediate|OnCredit",
-    "net/verbs/link_failover.cc": "Accept|SetUpNicPair|OnMessage",
+    "net/verbs/link_setup.cc": "Accept|SetUpNicPair",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

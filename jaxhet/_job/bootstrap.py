@@ -9,6 +9,7 @@ Both ends know from their `ProcessInfo` which of their network interfaces are jo
 for control takes its place.
 """
 
+import concurrent.futures
 import dataclasses
 import itertools
 import socket
@@ -20,6 +21,7 @@ from jaxhet._job.listener import Link, Listener
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._log import LOGGER
 from jaxhet._net import handshake, interfaces
+from jaxhet._net.accept import MOST_HALF_OPEN
 from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
@@ -34,6 +36,7 @@ _RETRY_S = 0.1
 # limits for the buffers of a socket (tcp_rmem, tcp_wmem) allow a few MB.
 _SOCKET_US = 8000
 _MOST_FOR_ROUND_TRIP = 16
+_MOST_AT_ONCE = 8
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 
 _Pair = tuple[Interface, Interface]  # ours and the peer's
@@ -47,9 +50,12 @@ class PeerSockets:
     data: tuple[Link, ...]
 
 
-def num_channels(num_processes: int, sockets_per_pair: int) -> int:
-    """Upper bound of a job's channel numbers, before its devices are known."""
-    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * sockets_per_pair
+def num_channels(num_processes: int, most_data: int) -> int:
+    """Upper bound of a job's channel numbers, before its devices are known.
+
+    `most_data` is as in `DeviceSockets`.
+    """
+    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * 2 * most_data
 
 
 def connect_peers(
@@ -115,28 +121,49 @@ class DeviceSockets:
     """Sockets between ranks of this process and ranks of others.
 
     Attributes:
-      pairs: Own rank and other rank; the other one's process, and the number of sockets for data,
-        which use all interfaces. Both directions share them.
+      pairs: Own rank and other rank; the other one's process, and the number of sockets for data.
+        Both directions share them. They form lanes, at least one: a lane has a socket for each
+        pair of interfaces, and one for messages, which uses the address for control.
       num_ranks: Number of ranks of the job.
-      num_messages: Number of sockets for messages of a pair, which use the address for control.
       most_data: Largest number of sockets for data of a pair.
     """
 
     pairs: Mapping[tuple[int, int], tuple[ProcessInfo, int]]
     num_ranks: int
-    num_messages: int
     most_data: int
 
-    def channels(self, pair: tuple[int, int]) -> range:
-        """Channels of the sockets of a pair."""
+    def wanted(self, listener: Listener, pair: tuple[int, int]) -> "tuple[int, list[_Wanted]]":
+        """Number of lanes of a pair, and its sockets."""
+        info, num_data = self.pairs[pair]
+        ways = _pairs(listener, info)[: self.most_data]
+        num_lanes = max(1, num_data // len(ways))
         first = min(pair) * self.num_ranks + max(pair)
-        start = _FIRST_DEVICE_SOCKET + first * (self.num_messages + self.most_data)
-        return range(start, start + self.num_messages + self.pairs[pair][1])
+        start = _FIRST_DEVICE_SOCKET + first * 2 * self.most_data
+        channels = enumerate([None, *ways] * num_lanes, start)
+        return num_lanes, [_Wanted(info, channel, way) for channel, way in channels]
 
     def have_come(self, listener: Listener, process: int) -> bool:
         """Whether a patient `connect_device_channels` has all connections of this process."""
-        expected = set(itertools.chain(*map(self.channels, self.pairs)))
+        wanted = [self.wanted(listener, pair)[1] for pair in self.pairs]
+        expected = {way.channel for way in itertools.chain(*wanted)}
         return listener.links_of(process).keys() >= expected | {_DEVICE_SOCKETS_READY}
+
+
+@dataclasses.dataclass(frozen=True)
+class RankSockets:
+    """The connected sockets between a rank of this process and another one.
+
+    Attributes:
+      rank: Own rank.
+      peer: Other rank.
+      num_lanes: Number of lanes.
+      links: Sockets of one lane after the other; the first of each is for messages.
+    """
+
+    rank: int
+    peer: int
+    num_lanes: int
+    links: Sequence[Link]
 
 
 def connect_device_channels(
@@ -146,7 +173,7 @@ def connect_device_channels(
     check: Callable[[], None],
     *,
     is_patient: bool = False,
-) -> list[tuple[int, int, list[Link]]]:
+) -> list[RankSockets]:
     """Connects ranks of the listener's process to ranks of others.
 
     Args:
@@ -156,18 +183,11 @@ def connect_device_channels(
       check: Called while it waits; what it raises is raised.
       is_patient: Whether peers may compile, as in `connect_peers`. All pairs are of one peer then.
 
-    Returns:
-      Own rank, other rank and their sockets, in the order of their channels.
-
     Raises:
       TransportError: a peer could not be reached, or did not come, within `timeout_s`.
     """
-    wanted: list[_Wanted] = []
-    for pair, (info, num_data) in sockets.pairs.items():
-        data = itertools.islice(itertools.cycle(_pairs(listener, info)), num_data)
-        ways = [*itertools.repeat(None, sockets.num_messages), *data]
-        channels = sockets.channels(pair)
-        wanted += [_Wanted(info, c, way) for c, way in zip(channels, ways, strict=True)]
+    of_pairs = {pair: sockets.wanted(listener, pair) for pair in sockets.pairs}
+    wanted = [way for _, ways in of_pairs.values() for way in ways]
     spoken_on = None
     if is_patient:
         spoken_on = _DEVICE_SOCKETS_READY
@@ -179,8 +199,8 @@ def connect_device_channels(
             if process < listener.process:
                 ready.send(b"1")
     return [
-        (*pair, [links[info.process, channel] for channel in sockets.channels(pair)])
-        for pair, (info, _) in sockets.pairs.items()
+        RankSockets(*pair, num_lanes, [links[way.info.process, way.channel] for way in ways])
+        for pair, (num_lanes, ways) in of_pairs.items()
     ]
 
 
@@ -218,20 +238,34 @@ def _connect_channels(
     """
     is_patient |= spoken_on is not None
     deadline = time.monotonic() + timeout_s
-    links: dict[tuple[int, int], Link] = {}
     left: set[Interface] = set()  # this process's interfaces that could not reach a peer
-    for way in wanted:
-        if way.info.process > listener.process:
-            continue
-        link = _connect_pair(listener, way.pair, way, left) if way.pair else None
-        key = (way.info.process, way.channel)
-        links[key] = link or _connect(listener, way, deadline, check, is_patient)
+    errors: list[BaseException] = []
+
+    def connect(way: _Wanted) -> Link:
+        if errors:
+            raise errors[0]
+        try:
+            link = _connect_pair(listener, way.pair, way, left) if way.pair else None
+            return link or _connect(listener, way, deadline, check, is_patient)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    lower = [way for way in wanted if way.info.process < listener.process]
+    with concurrent.futures.ThreadPoolExecutor(_at_once(listener)) as pool:
+        connected = list(pool.map(connect, lower))
+    links = {(w.info.process, w.channel): link for w, link in zip(lower, connected, strict=True)}
     expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
     links |= listener.take(expected, deadline, check, spoken_on)
     for link in links.values():
         link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket.setblocking(False)
     return links
+
+
+def _at_once(listener: Listener) -> int:
+    """Number of sockets that a process opens at a time: all may reach one listener."""
+    return max(1, min(_MOST_AT_ONCE, MOST_HALF_OPEN // 2 // listener.num_processes))
 
 
 def _connect_pair(
@@ -252,6 +286,8 @@ def _connect_pair(
     except (OSError, JaxhetError) as error:
         if sock is not None:
             sock.close()
+        if own in left:  # another thread has said so
+            return None
         left.add(own)
         LOGGER.warning(
             "[process %d] socket leaves %s: no connection to %s, %s of %s: %s. Its data connections"

@@ -63,6 +63,7 @@ class Listener:
     Attributes:
       address: host:port to which peers connect.
       interfaces: Interfaces to which peers may connect for data, with their ports.
+      num_processes: Number of processes of the job, or more.
       reconnects: Whether a peer may connect again after `take` has returned its connection; no by
         default.
     """
@@ -79,7 +80,7 @@ class Listener:
         self.process = process
         self.secret = secret
         self.job = job
-        self._num_processes = self._num_channels = _ANY
+        self.num_processes = self._num_channels = _ANY
         self._assigned = threading.Event()
         if job:
             self._assigned.set()
@@ -115,7 +116,7 @@ class Listener:
         """
         self.process = process
         self.job = job
-        self._num_processes, self._num_channels = num_processes, num_channels
+        self.num_processes, self._num_channels = num_processes, num_channels
         self._assigned.set()
 
     def announce_to(self, announce: Callable[[int], None]) -> None:
@@ -239,8 +240,8 @@ class Listener:
           TransportError: No such process connects to this one, there is no such channel, or the
             process has this connection already.
         """
-        if not self.process < source < self._num_processes:
-            last = "" if self._num_processes == _ANY else f" up to {self._num_processes - 1}"
+        if not self.process < source < self.num_processes:
+            last = "" if self.num_processes == _ANY else f" up to {self.num_processes - 1}"
             raise TransportError(
                 f"a connection in the name of process {source} was refused: only processes with ids"
                 f" above {self.process}{last} connect to process {self.process}"

@@ -453,13 +453,13 @@ Needs NeedsOfRank(int num_ranks, std::string_view transport) {
 // Threads do not grow with the job. Descriptors grow by control and the sockets for chunks, which
 // the channels of both directions share.
 TEST(DeviceExchangeTest, ThreadsAndDescriptorsOfARank) {
-  constexpr int kOfPeer = 1 + kChannelSockets - ChannelSockets::kNumMessageSockets;
+  constexpr int kOfPeer = 1 + kLanes;
   const Needs eight = NeedsOfRank(8, "socket");
   const Needs sixteen = NeedsOfRank(16, "socket");
   EXPECT_EQ(eight.threads, NeedsOfRank(8, "host").threads + Proxy::kMostThreads);
   EXPECT_EQ(sixteen.threads, eight.threads);
   EXPECT_EQ(sixteen.fds - eight.fds, 8 * kOfPeer);
-  EXPECT_LE(eight.fds, 7 * kOfPeer + 2 * int{Proxy::kMostThreads} + 4);
+  EXPECT_LE(eight.fds, 7 * kOfPeer + int{Proxy::kMostThreads} + 5);
 }
 
 // Not even if a driver calls streams idle only some time after it has done their work.

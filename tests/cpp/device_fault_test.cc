@@ -387,7 +387,7 @@ struct ForkedRank {
           return WaitForEver(engine);
         }) {
     ends[1].clear();
-    channel_socket = Fd(dup(ends[0][1].data[ChannelSockets::kNumMessageSockets].get()));
+    channel_socket = Fd(dup(ends[0][1].data[1].get()));
     SetUpEngine(peer.engine(), options);
     OpenDevices(peer.engine(), 0);
   }
@@ -501,7 +501,6 @@ struct LocalRanks {
               .pull_bytes = 0,
               .operands = {},
               .lanes = {},
-              .messages = nullptr,
               .nics = nullptr};
     };
     auto [end, offer] = local.make(setup(target));
@@ -532,7 +531,6 @@ TEST(DeviceFaultTest, MemoryThatTheTargetDoesNotSeeIsNotPulledFrom) {
             .pull_bytes = 1,
             .operands = OperandsOf(rank),
             .lanes = {},
-            .messages = nullptr,
             .nics = nullptr};
   };
   auto [target, offer] = host.make(setup(1));

@@ -138,6 +138,7 @@ std::vector<ChannelSockets> ChannelSocketsOf(int rank, std::vector<Ends> ends) {
     const size_t num_sockets = ends[peer].data.size();
     sockets.push_back({.rank = rank,
                        .peer_rank = static_cast<int>(peer),
+                       .num_lanes = kLanes,
                        .sockets = std::move(ends[peer].data),
                        .keys = TestKeys(rank, static_cast<int>(peer), num_sockets)});
   }
@@ -148,12 +149,20 @@ DeviceWorld::DeviceWorld(const WorldOptions& options) : world_(options) {
   std::vector<std::thread> threads;
   auto ends = ConnectAll(num_ranks(), kChannelSockets);
   if (options.chunk_sockets) {
-    for (const size_t rank : {0U, 1U}) {
-      ends[rank][1 - rank].data.resize(ChannelSockets::kNumMessageSockets);
-    }
-    for (auto& [zero, one] : options.chunk_sockets()) {
-      ends[0][1].data.push_back(std::move(zero));
-      ends[1][0].data.push_back(std::move(one));
+    auto pairs = options.chunk_sockets();
+    const size_t per_lane = pairs.size() / kLanes;
+    std::vector<Fd>& of_zero = ends[0][1].data;
+    std::vector<Fd>& of_one = ends[1][0].data;
+    of_zero.clear();
+    of_one.clear();
+    for (size_t i = 0; i < pairs.size(); ++i) {
+      if (i % per_lane == 0) {
+        auto [zero, one] = ConnectedPair();
+        of_zero.push_back(std::move(zero));
+        of_one.push_back(std::move(one));
+      }
+      of_zero.push_back(std::move(pairs[i].first));
+      of_one.push_back(std::move(pairs[i].second));
     }
   }
   std::vector<std::vector<ChannelSockets>> sockets;

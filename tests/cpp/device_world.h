@@ -24,7 +24,8 @@ namespace jaxhet::testing {
 inline constexpr std::byte kPoison{0xFF};
 inline constexpr size_t kSlotBytes = 64 << 10;
 inline constexpr size_t kEagerBytes = 2'000;  // more than small exchanges here
-inline constexpr int kChannelSockets = 6 + ChannelSockets::kNumMessageSockets;  // two lanes
+inline constexpr int kLanes = 4;
+inline constexpr int kChannelSockets = 2 * kLanes;
 // Transports of the channels between the test's devices. "pulled" is host, with operands that the
 // target's device can reach (not in a process of its own on GPUs).
 std::vector<std::string_view> TestedTransports();
@@ -44,7 +45,7 @@ bool IsWithin(std::chrono::milliseconds timeout, Condition condition) {
   return condition();
 }
 
-// Sockets for the rank's channels, made from its ends of the sockets to the others.
+// Sockets for the rank's channels, made from its ends of the sockets to the others: kLanes lanes.
 std::vector<ChannelSockets> ChannelSocketsOf(int rank, std::vector<Ends> ends);
 
 // Some memory of the rank's, in the allocation that all operands are in.

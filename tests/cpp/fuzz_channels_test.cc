@@ -43,9 +43,8 @@ constexpr size_t kSlotBytes = 4'096;
 
 // One end's side of two ranks on this host: its device, operands, and sockets to the other end.
 struct End {
-  End(Fd its_data, Fd its_messages, SealKeys keys)
-      : data(dup(its_data.get())), messages(std::move(its_messages)) {
-    LaneSockets sockets{.messages = {.fd = Fd(dup(messages.get())), .keys = {}},
+  End(Fd its_data, Fd its_messages, SealKeys keys) : data(dup(its_data.get())) {
+    LaneSockets sockets{.messages = {.fd = std::move(its_messages), .keys = {}},
                         .data = {},
                         .keys = {},
                         .path_timeout = std::chrono::seconds(1),
@@ -64,14 +63,12 @@ struct End {
             .pull_bytes = 1'000,
             .operands = {static_cast<std::byte*>(memory.get()), kProofBytes},
             .lanes = {&lane, 1},
-            .messages = &messages,
             .nics = &nics};
   }
 
   std::unique_ptr<Device> device = OpenHostDevice();
   DeviceMemory memory = device->Allocate(kSlotBytes);
   Fd data;  // one more descriptor of the lane's data socket
-  Fd messages;
   std::shared_ptr<Lane> lane;
   verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
 };
@@ -136,7 +133,7 @@ void OpenOffer(std::string_view input) {
                           "xla_plugin/transport/device_channel/shared_channels.cc",
                           "xla_plugin/transport/device_channel/shared_words.cc",
                           "xla_plugin/transport/device_channel/verbs_channel.cc",
-                          "xla_plugin/net/verbs/link_failover.cc"},
+                          "xla_plugin/net/verbs/link_setup.cc"},
                .seeds = &OfferSeeds,
                .run = &OpenOffer});
 

@@ -1,10 +1,13 @@
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -99,7 +102,6 @@ void Play(std::string_view transport, std::string_view input) {
   const auto connection = ThePeer().Open(transport, host);
   (void)connection->Offer();
   connection->Accept(reader.TakeSized());
-  connection->Accepted();
   host.Add(own.transfer);
   (void)connection->Announce(own.transfer);
   const std::string_view announcement = reader.TakeSized();
@@ -139,22 +141,16 @@ std::vector<std::string> PullSeeds() {
      .seeds = &PullSeeds,
      .run = [](std::string_view input) { Play("process_vm", input); }});
 
-// --- verbs: offers, and what becomes of queue pairs ---
+// --- verbs: offers ---
 
 std::vector<std::string> VerbsSeeds() {
   const std::string offer = PeerEnd("verbs").Offer();
-  const auto num_slots = InputReader(offer).Take<verbs::OfferInfo>().num_slots;
-  const std::string sequences(num_slots * sizeof(verbs::SlotSequences), '\0');
-  const auto closed = [&](uint32_t nic_pair) {
-    return BytesOf(verbs::NicPairClosedInfo{nic_pair}) + sequences + "the cable";
-  };
-  return {Script().Add(offer).Add("").Add(closed(0)).text,
-          Script().Add(offer).Add("").Add(closed(1)).Add(closed(0)).text};
+  return {Script().Add(offer).Add("").text};
 }
 
 [[maybe_unused]] const bool added_verbs =
     AddFuzzer({.name = "verbs",
-               .covers = {"xla_plugin/net/verbs/link_failover.cc"},
+               .covers = {"xla_plugin/net/verbs/link_setup.cc"},
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
 
@@ -237,6 +233,34 @@ std::vector<std::string> SocketSeeds() {
                .covers = {"xla_plugin/net/socket/socket_connection.cc"},
                .seeds = &SocketSeeds,
                .run = &PlaySocket});
+
+// The second socket takes a chunk and can't send it: the third chunk is for the first one.
+TEST(FuzzTransportsTest, SocketWhoseBufferIsFullHoldsUpOnlyItsOwnChunk) {
+  FuzzHost host;
+  OwnTransfer own;
+  auto [first, theirs] = ConnectedPair(0);
+  auto [full, unread] = ConnectedPair(1);
+  for (int i = 0; i < 20; ++i) {
+    WriteSome(full, std::string(size_t{16} << 20, 'x'));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  sockets::SocketSetup setup{.control_fd = -1,
+                             .data = {},
+                             .keys = std::vector<SealKeys>(2),
+                             .chunk_bytes = kChunkBytes,
+                             .path_timeout = std::chrono::seconds(1)};
+  setup.data.push_back(std::move(first));
+  setup.data.push_back(std::move(full));
+  sockets::SocketConnection connection(std::move(setup), host);
+  connection.Accept(connection.Offer());
+  connection.Begin(own.transfer, {});
+  while (connection.Advance()) {
+  }
+  int num_bytes = 0;
+  EXPECT_EQ(ioctl(theirs.get(), FIONREAD, &num_bytes), 0);
+  EXPECT_EQ(static_cast<size_t>(num_bytes),
+            2 * sizeof(sockets::ChunkInfo) + kTransferBytes - kChunkBytes);
+}
 
 // Statements of a peer about data sockets that can't be true.
 TEST(FuzzTransportsTest, FalseWordsAboutDataSocketsAreRefused) {

@@ -19,6 +19,7 @@ from jaxhet._errors import TransportError
 from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener_module
 from jaxhet._job.listener import Link, Listener
+from jaxhet._job.membership import Membership
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net import handshake
 from jaxhet._net.addresses import split_address
@@ -286,16 +287,21 @@ def test_messages_of_device_channels_reach_the_main_address() -> None:
     ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
 
     def connect(process: int) -> list[Link]:
-        pairs = {(process, 1 - process): (ends.infos[1 - process], 4)}
-        wanted = bootstrap.DeviceSockets(pairs, 2, 3, 12)
-        [(_, _, links)] = bootstrap.connect_device_channels(
+        pairs = {(process, 1 - process): (ends.infos[1 - process], 5)}
+        wanted = bootstrap.DeviceSockets(pairs, 2, 12)
+        [sockets] = bootstrap.connect_device_channels(
             ends.listeners[process], wanted, 10.0, lambda: None
         )
-        return links
+        assert sockets.num_lanes == 2
+        return list(sockets.links)
 
     with contextlib.closing(ends), concurrent.futures.ThreadPoolExecutor() as pool:
         first, second = map(_addresses, pool.map(connect, (0, 1)))
-    assert [own for own, _ in first] == ["127.0.1.1"] * 3 + ["127.0.1.1", "127.0.2.1"] * 2
+    assert [own for own, _ in first] == [
+        "127.0.1.1",
+        "127.0.1.1",
+        "127.0.2.1",
+    ] * 2
     assert second == [(other, own) for own, other in first]
 
 
@@ -454,3 +460,14 @@ def test_interface_whose_port_is_taken_is_named() -> None:
         )
         with pytest.raises(TransportError, match=words):
             Listener("127.0.1.1", port, 0, SECRET, JOB, _loopback(["127.0.2.1"]))
+
+
+def test_forked_child_does_not_wait_for_a_lock_of_another_thread() -> None:
+    ours, theirs = socket.socketpair()
+    unused: Any = None
+    membership = Membership(ours, unused)
+    child = threading.Thread(target=membership.close_in_child, daemon=True)
+    with theirs, membership._left._cond:  # pyright: ignore[reportAttributeAccessIssue]
+        child.start()
+        child.join(5)
+        assert not child.is_alive()

@@ -21,6 +21,7 @@ _TRANSPORTS = "xla_plugin/transport/device_channel"
 _SOURCES = (
     f"{_TRANSPORTS}/device_channel.h",
     f"{_TRANSPORTS}/channel_arena.cc",
+    f"{_TRANSPORTS}/lane_channel.cc",
     f"{_TRANSPORTS}/proxy.h",
 )
 _MESSAGES_OF_PAIR = 5  # sent by a rank: ChannelStep has them
@@ -68,6 +69,12 @@ def _plan(members: list[Any], process: int, **options: Any) -> ChannelPlan:
     return plan_channels(config, _islands.make_islands(places, devices), members, connected)
 
 
+def _threads(sockets: list[int]) -> int:
+    """Proxy threads of a rank with so many sockets to each partner."""
+    most = min(_constant("kThreadsOfLane") * max(sockets, default=0), _constant("kMostThreads"))
+    return min(sum(sockets), most)
+
+
 def _row(num_gpus: int) -> list[int]:
     """Numbers of the first rank of two islands."""
     members = _members("a" * (num_gpus // 2) + "b" * (num_gpus // 2), _GPUS_OF_HOST)
@@ -76,8 +83,8 @@ def _row(num_gpus: int) -> list[int]:
     is_small = connector.connects_all(config.connect, members)
     control = num_gpus - 1 if is_small else len(connector.partners(0, members))
     early = num_gpus - 1 - len(plan.later)
-    sockets = sum(plan.sockets[pair] for pair in plan.sockets if pair not in plan.later)
-    threads = min(sockets, _constant("kMostThreads"))
+    of_pairs = [plan.sockets[pair] for pair in plan.sockets if pair not in plan.later]
+    sockets, threads = sum(of_pairs), _threads(of_pairs)
     slots, budget = _constant("kChannelSlots"), _constant("kMostDeviceBytes")
     slot = _fair_slot(config.slot_bytes, budget // 2 if plan.later else budget, early)
     most = min(config.slot_bytes, _constant("kMostHostSlotBytes"))
@@ -87,7 +94,7 @@ def _row(num_gpus: int) -> list[int]:
         control,
         sockets,
         threads,
-        control + sockets + 2 * threads,
+        control + sockets + threads + min(threads, 1),
         early * slots * slot >> 20,
         2 * len(plan.later) * piece >> 20,
         _MESSAGES_OF_PAIR * early,
@@ -126,6 +133,26 @@ def test_both_ends_of_a_pair_open_it_at_the_same_time(
             assert plan.later_with(other) == theirs
     if transports == ("host",):  # which can't leave a host: an error at the start
         assert not later
+
+
+@pytest.mark.parametrize(
+    ("num_islands", "sockets", "threads"),
+    [(2, 8, 8), (3, 8, 8), (4, 6, 4), (5, 8, 4), (8, 7, 2), (16, 15, 2)],
+)
+def test_partners_share_the_sockets_of_a_rank(num_islands: int, sockets: int, threads: int) -> None:
+    names = "".join(2 * chr(ord("a") + i) for i in range(num_islands))
+    plan = _plan(_members(names, 2), 0, connect="needed")
+    of_pairs = [plan.sockets[pair] for pair in _rails_of(names, 0)]
+    assert (sum(of_pairs), _threads(of_pairs)) == (sockets, threads)
+    off_rail = [number for pair, number in plan.sockets.items() if pair not in _rails_of(names, 0)]
+    assert sum(off_rail) <= max(8, len(off_rail))
+
+
+def _rails_of(names: str, rank: int) -> set[tuple[int, int]]:
+    islands: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        islands.setdefault(name, []).append(i)
+    return {pair for pair in rails(islands.values()) if pair[0] == rank}
 
 
 def test_option_connect_all_leaves_nothing_for_later() -> None:

@@ -13,7 +13,7 @@ from jaxhet import _config, _islands, _set_up
 from jaxhet._device_channels import plan_channels
 from jaxhet._errors import PeerError
 from jaxhet._job import connector as _connector
-from jaxhet._job.bootstrap import PeerSockets
+from jaxhet._job.bootstrap import PeerSockets, RankSockets
 from jaxhet._job.listener import Link, Listener
 from jaxhet._job.process_info import ProcessInfo
 from tests.support.waiting import wait_until
@@ -24,7 +24,7 @@ class _Engine:
 
     def __init__(self) -> None:
         self.joined: list[int] = []
-        self.opened: dict[tuple[int, int], list[Link]] = {}
+        self.opened: dict[tuple[int, int], Sequence[Link]] = {}
 
     def join_peer(
         self, _config: Any, _members: Any, process: int, peer: PeerSockets, _refused: Any
@@ -36,12 +36,12 @@ class _Engine:
     def open_channels(
         self,
         pairs: Sequence[tuple[int, int]],
-        sockets: Sequence[tuple[int, int, list[Link]]],
+        sockets: Sequence[RankSockets],
         timeout_s: float,
     ) -> None:
         del timeout_s
-        assert [(own, other) for own, other, _ in sockets] == list(pairs)
-        self.opened |= {(own, other): links for own, other, links in sockets}
+        assert [(s.rank, s.peer) for s in sockets] == list(pairs)
+        self.opened |= {(s.rank, s.peer): s.links for s in sockets}
 
 
 class _Process:
@@ -116,7 +116,7 @@ def _check_joined(one: _Process, other: _Process) -> None:
     """Each socket of one end is that of the other end in the same place, with its keys."""
     a, b = one.listener.process, other.listener.process
     ours, theirs = one.engine.opened[a, b], other.engine.opened[b, a]
-    assert len(ours) == len(theirs) > 4
+    assert len(ours) == len(theirs) == 4  # two lanes, each with a socket for messages
     for number, (link, end) in enumerate(zip(ours, theirs, strict=True)):
         link.socket.send(bytes([number]))
         end.socket.setblocking(True)

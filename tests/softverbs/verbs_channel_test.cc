@@ -72,8 +72,7 @@ TEST(VerbsChannelTest, MemoryThatStaysInTheCacheIsNotUsed) {
 struct ChannelPair {
   ChannelPair() {
     const DeviceTransport& verbs = DeviceTransportOf("verbs");
-    const auto setup = [this](int rank) -> ChannelSetup {
-      const auto own = static_cast<size_t>(rank);
+    const auto setup = [this]() -> ChannelSetup {
       return {.device = *device,
               .same_process = false,
               .same_host = false,
@@ -82,18 +81,16 @@ struct ChannelPair {
               .pull_bytes = 0,
               .operands = {},
               .lanes = {},
-              .messages = ends[own][1 - own].data.data(),
               .nics = &nics};
     };
-    auto [end, offer] = verbs.make(setup(1));
+    auto [end, offer] = verbs.make(setup());
     target = std::move(end);
-    source = verbs.open(setup(0), offer);
+    source = verbs.open(setup(), offer);
     target->Accept(source->Answer());
     for (DeviceChannel* const each : {&*source, &*target}) each->Settle(proxy);
   }
 
   std::unique_ptr<Device> device = OpenHostDevice();
-  std::vector<std::vector<Ends>> ends = ConnectAll(2, 1);
   verbs::Nics nics{NicOptions()};
   std::unique_ptr<DeviceChannel> source;
   std::unique_ptr<DeviceChannel> target;
@@ -132,46 +129,7 @@ WorldOptions VerbsOptions() {
   return options;
 }
 
-// Swaps of several sizes; false if an exchange fails.
-bool Swaps(DeviceWorld& world) {
-  for (const size_t num_bytes : {size_t{1}, kSlotBytes, kSlotBytes * 40 + 3}) {
-    Side zero(0, SwapPairs(), num_bytes);
-    Side one(1, SwapPairs(), num_bytes);
-    for (Side* const side : {&zero, &one}) {
-      side->Start(world);
-      side->Done(world);
-    }
-    for (const int rank : {0, 1}) {
-      if (!world.IsIdleWithin(rank, kLong)) return false;
-    }
-    if (!zero.IsFrom(1) || !one.IsFrom(0)) return false;
-  }
-  return true;
-}
-
-TEST(VerbsChannelTest, ChannelsGoOnWhenQueuePairsFail) {
-  for (const char* const fault :
-       {"error status=12", "error status=12 after=3 device=soft1 count=2",
-        "error status=12 bytes=all", "flush after=5", "peer_flush after=2", "ghost us=2000 after=4",
-        "ghost us=50000 after=9", "delay us=20000 count=5"}) {
-    DeviceWorld world(VerbsOptions());
-    const uint64_t before = Softverbs::Get().num_faults_fired();
-    const FaultScope scope(fault);
-    EXPECT_TRUE(Swaps(world)) << fault;
-    EXPECT_GT(Softverbs::Get().num_faults_fired(), before) << fault;
-  }
-}
-
-TEST(VerbsChannelTest, ChannelsGoOnWhenAPortGoesDown) {
-  DeviceWorld world(VerbsOptions());
-  EXPECT_TRUE(Swaps(world));
-  Softverbs::Get().Command("port soft0 1 down");
-  EXPECT_TRUE(Swaps(world));
-  Softverbs::Get().Command("port soft0 1 up");
-  EXPECT_TRUE(Swaps(world));
-}
-
-TEST(VerbsChannelTest, LastQueuePairIsAnError) {
+TEST(VerbsChannelTest, QueuePairThatFailsIsAnError) {
   Side zero(0, SwapPairs(), kSlotBytes);
   Side one(1, SwapPairs(), kSlotBytes);
   DeviceWorld world(VerbsOptions());
@@ -181,7 +139,7 @@ TEST(VerbsChannelTest, LastQueuePairIsAnError) {
   const auto error = world.engine(0).WaitFailure(kLong);
   ASSERT_NE(error, nullptr);
   EXPECT_THAT(error->what(), HasSubstr("jaxhet.PeerError: [rank "));
-  EXPECT_THAT(error->what(), HasSubstr("a device channel (verbs) broke: no NIC is left"));
+  EXPECT_THAT(error->what(), HasSubstr("a device channel (verbs) broke: soft"));
   EXPECT_THAT(error->what(), HasSubstr("IBV_WC_RETRY_EXC_ERR"));
 }
 

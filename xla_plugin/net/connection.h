@@ -32,21 +32,16 @@ struct Transfer {
 
 inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
 
-// Interface of a path's owner, for the path.
-class PeerHost {
+// Interface of a connection's owner, for the connection.
+class ConnectionHost {
  public:
-  virtual ~PeerHost() = default;
+  virtual ~ConnectionHost() = default;
   // Hands `message` to the OnMessage of the peer's end, in order.
   virtual void Send(std::span<const iovec> message) = 0;
   // For people: the path to the peer works differently from now on.
   virtual void Log(std::string_view what) = 0;
   // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
   virtual void Lost(std::string_view why) = 0;
-};
-
-// Interface of the engine, for connections.
-class ConnectionHost : public PeerHost {
- public:
   // The transfer that the peer named; throws TransportError if it does not exist.
   virtual Transfer& Find(uint64_t ticket) = 0;
   // Whether bytes of that transfer can be received now; if not, the path asks again.
@@ -66,8 +61,6 @@ class Connection {
   virtual std::string Offer() { return {}; }
   // Set-up: proves that the path works or throws with the reason.
   virtual void Accept([[maybe_unused]] std::string_view offer) {}
-  // Set-up: the peer's Accept() of our offer has returned and this connection is the chosen one.
-  virtual void Accepted() {}
   // Objects to poll: an event is followed by Advance(). Connections may share some.
   virtual std::vector<Pollable*> Pollables() { return {}; }
 

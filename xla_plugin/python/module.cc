@@ -91,12 +91,13 @@ void AddPeer(Engine& engine, int process, std::string description, int control_f
   engine.JoinPeer(std::move(spec), milliseconds(*timeout_ms));
 }
 
-using SocketsTuple = std::tuple<int, int, std::vector<int>, std::vector<HexKeys>>;
+using SocketsTuple = std::tuple<int, int, size_t, std::vector<int>, std::vector<HexKeys>>;
 
 std::vector<ChannelSockets> ToSockets(const std::vector<SocketsTuple>& tuples) {
   std::vector<ChannelSockets> sockets;
-  for (const auto& [rank, peer_rank, fds, keys] : tuples) {
-    auto& entry = sockets.emplace_back(ChannelSockets{rank, peer_rank, {}, ParseKeys(keys)});
+  for (const auto& [rank, peer_rank, num_lanes, fds, keys] : tuples) {
+    auto& entry =
+        sockets.emplace_back(ChannelSockets{rank, peer_rank, num_lanes, {}, ParseKeys(keys)});
     for (const int fd : fds) entry.sockets.emplace_back(fd);
   }
   return sockets;
@@ -435,5 +436,4 @@ NB_MODULE(_engine, m) {
   }
   m.attr("DEVICE_TRANSPORTS") = device_transports;
   m.attr("PROOF_BYTES") = jaxhet::kProofBytes;
-  m.attr("CHANNEL_MESSAGE_SOCKETS") = jaxhet::ChannelSockets::kNumMessageSockets;
 }

@@ -155,7 +155,6 @@ void Choose(Peer& peer, Candidates& candidates) {
     } else if (!peer.connection) {
       peer.transport = candidate.name;
       peer.connection = std::move(candidate.connection);
-      peer.connection->Accepted();
     }
   }
   if (peer.connection) return;

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "xla_plugin/base/checked.h"
-#include "xla_plugin/net/socket/path_name.h"
+#include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
 namespace {
@@ -100,27 +100,21 @@ Lane::LogFunction LogOnce(Severity least_severity) {
   };
 }
 
-// Sockets in a row use different paths: each lane has one of each, or more.
 Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
                 const Lane::LogFunction& log) {
-  constexpr size_t kFirst = ChannelSockets::kNumMessageSockets;
-  const size_t num_data = of_pair.sockets.size() - std::min(of_pair.sockets.size(), kFirst);
-  std::set<std::string> paths;
-  for (size_t i = 0; i < num_data; ++i)
-    paths.insert(sockets::PathName(of_pair.sockets[kFirst + i].get()));
-  const size_t num_lanes = std::min(Lane::kMost, num_data / std::max<size_t>(1, paths.size()));
+  size_t next = 0;
+  const size_t per_lane = of_pair.sockets.size() / of_pair.num_lanes;
   Lanes lanes;
-  for (size_t lane = 0; lane < num_lanes; ++lane) {
-    const size_t messages = kFirst - Lane::kMost + lane;
-    LaneSockets sockets{.messages = {.fd = std::move(of_pair.sockets[messages]),
-                                     .keys = std::move(of_pair.keys[messages])},
-                        .data = {},
-                        .keys = {},
-                        .path_timeout = options.path_timeout,
-                        .log = log};
-    for (size_t i = lane * num_data / num_lanes; i < (lane + 1) * num_data / num_lanes; ++i) {
-      sockets.data.push_back(std::move(of_pair.sockets[kFirst + i]));
-      sockets.keys.push_back(std::move(of_pair.keys[kFirst + i]));
+  for (size_t lane = 0; lane < of_pair.num_lanes; ++lane) {
+    LaneSockets sockets{
+        .messages = {.fd = std::move(of_pair.sockets[next]), .keys = std::move(of_pair.keys[next])},
+        .data = {},
+        .keys = {},
+        .path_timeout = options.path_timeout,
+        .log = log};
+    for (const size_t end = next++ + per_lane; next < end; ++next) {
+      sockets.data.push_back(std::move(of_pair.sockets[next]));
+      sockets.keys.push_back(std::move(of_pair.keys[next]));
     }
     lanes.push_back(MakeSocketLane(std::move(sockets)));
   }
@@ -133,7 +127,7 @@ class ChannelNegotiation {
                      std::span<const std::unique_ptr<DeviceRank>> ranks,
                      std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
                      const ChannelOptions& options, const ChannelMail& mail)
-      : peers_(peers), ranks_(ranks), sockets_(sockets), options_(options), mail_(mail) {
+      : peers_(peers), ranks_(ranks), options_(options), mail_(mail) {
     for (const auto& rank : ranks) {
       for (const auto& [own_rank, peer_rank] : pairs) {
         if (own_rank != rank->rank()) continue;
@@ -144,7 +138,7 @@ class ChannelNegotiation {
     }
     num_open_ = incoming_.size() + outgoing_.size();
     const Lane::LogFunction log = LogOnce(options.least_severity);
-    for (ChannelSockets& of_pair : sockets_) {
+    for (ChannelSockets& of_pair : sockets) {
       lanes_[{of_pair.rank, of_pair.peer_rank}] = MakeLanes(of_pair, options, log);
     }
   }
@@ -248,14 +242,7 @@ class ChannelNegotiation {
 
   // Set-up of the channel from `peer` to the rank, or of the channel back.
   ChannelSetup SetupFor(DeviceRank& rank, const ChannelPeer& peer, bool is_incoming) {
-    const auto sockets = std::ranges::find_if(sockets_, [&](const ChannelSockets& entry) {
-      return entry.rank == rank.rank() && entry.peer_rank == peer.rank;
-    });
-    const auto& lanes = lanes_[{rank.rank(), peer.rank}];
     const ArenaPiece* const piece = rank.channels().PieceFor(peer.rank, is_incoming);
-    const Fd* messages = nullptr;
-    if (!lanes.empty())
-      messages = &sockets->sockets[(peer.rank < rank.rank()) == is_incoming ? 0 : 1];
     return {.device = rank.device(),
             .same_process = peer.same_process,
             .same_host = peer.same_host,
@@ -263,12 +250,10 @@ class ChannelNegotiation {
             .slot_bytes = SlotBytesOf(rank, piece),
             .pull_bytes = options_.pull_bytes,
             .operands = OperandsFor(rank, peer),
-            .lanes = lanes,
-            .messages = messages,
+            .lanes = lanes_[{rank.rank(), peer.rank}],
             .nics = options_.nics,
             .piece = piece,
-            .encryption = options_.encryption,
-            .least_severity = options_.least_severity};
+            .encryption = options_.encryption};
   }
 
   void Send(const Incoming& incoming, ChannelStep step, std::string_view text = {}) {
@@ -464,7 +449,6 @@ class ChannelNegotiation {
 
   std::span<const ChannelPeer> peers_;
   std::span<const std::unique_ptr<DeviceRank>> ranks_;
-  std::span<ChannelSockets> sockets_;
   std::map<std::pair<int, int>, Lanes> lanes_;  // by own rank and peer
   const ChannelOptions& options_;
   const ChannelMail& mail_;

@@ -12,7 +12,6 @@
 #include "xla_plugin/engine/common/wire.h"
 #include "xla_plugin/engine/device/device_rank.h"
 #include "xla_plugin/net/verbs/nics.h"
-#include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
 
@@ -27,13 +26,12 @@ struct ChannelPeer {
   std::vector<std::string> allowed;  // transports
 };
 
-// Connected and authenticated, for the two channels between these ranks: one for the messages of
-// each, one for those of each lane, and the others for chunks.
+// Connected and authenticated, for the two channels between these ranks, one lane after the other:
+// one for its messages, and others for chunks, each over another path.
 struct ChannelSockets {
-  static constexpr size_t kNumMessageSockets = 2 + Lane::kMost;
-
   int rank;  // rank of this process
   int peer_rank;
+  size_t num_lanes;
   std::vector<Fd> sockets;
   std::vector<SealKeys> keys;  // one for each socket, if the job encrypts
 };

@@ -56,7 +56,7 @@ SocketConnection::SocketConnection(SocketSetup sockets, ConnectionHost& host)
   for (size_t i = 0; i < sockets.data.size(); ++i) {
     std::string path = PathName(sockets.data[i].get());
     paths.insert(path);
-    if (SetUpLongPath(sockets.data[i].get())) {
+    if (SetUpLongPath(sockets.data[i].get()) && chunk_bytes_ != kWholeTransfers) {
       chunk_bytes_ = std::min(chunk_bytes_, kLongPathChunkBytes);
     }
     data_.emplace_back(i, std::move(sockets.data[i]), std::move(sockets.keys[i]), std::move(path));
@@ -109,17 +109,19 @@ void SocketConnection::OnMessage(std::span<const std::byte> message) {
 }
 
 bool SocketConnection::Advance() {
-  bool more = false;
   for (DataSocket& data : data_) {
     if (data.is_left) continue;
     Receive(data);
     Send(data);
     if (data.socket.closed()) OnClosed(data);
-    more |= data.ended && !data.is_left;  // until kEndGrace is over
-    more |= data.socket.readable();
-    more |= data.socket.writable() && (data.sending != nullptr || MayTake(data));
   }
-  return more;
+  // Afterwards: a socket whose buffer has filled leaves the next chunk to one before it.
+  return std::ranges::any_of(data_, [this](const DataSocket& data) {
+    if (data.is_left) return false;
+    return data.ended ||  // until kEndGrace is over
+           data.socket.readable() ||
+           (data.socket.writable() && (data.sending != nullptr || MayTake(data)));
+  });
 }
 
 bool SocketConnection::HasBroken() const {

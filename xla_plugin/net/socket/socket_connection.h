@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <span>
 #include <string>
@@ -13,6 +14,8 @@
 #include "xla_plugin/net/socket/data_socket.h"
 
 namespace jaxhet::sockets {
+
+inline constexpr size_t kWholeTransfers = SIZE_MAX;  // as `chunk_bytes`: none is cut
 
 struct SocketSetup {
   int control_fd;  // socket of the control connection, or -1

@@ -2,6 +2,8 @@
 
 #include <arpa/inet.h>
 
+#include <utility>
+
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/net/verbs/wc_status.h"
 
@@ -37,20 +39,19 @@ void Link::Poll() {
 }
 
 void Link::OnCompletion(NicPair& pair, const ibv::Wc& wc) {
-  // Completion of a closed NIC pair: the peer has been told which chunks arrived.
-  if (pair.state != NicPair::State::kLive) return;
+  if (is_lost_) return;
   if (wc.status != ibv::kWcSuccess) {
     if (IsFatal(wc.status)) {
       Throw(ErrorCode::kTransport, pair.name, ": ", Describe(wc),
             ": this is an error in jaxhet or its peer; please report it");
     }
-    return Close(pair, Describe(wc));
+    return Fail(pair, Describe(wc));
   }
   const WorkId id = UnpackWorkId(wc.wr_id);
   Qp& qp = pair.qps.at(id.qp);
   if (id.is_receive) {
     OnImmediate(pair, UnpackImmediate(ntohl(wc.imm_data)));
-    if (const int error = qp.PostReceive()) Close(pair, ErrnoText("ibv_post_recv", error));
+    if (const int error = qp.PostReceive()) Fail(pair, ErrnoText("ibv_post_recv", error));
     return;
   }
   qp.OnSent(id.sent);
@@ -64,7 +65,7 @@ void Link::OnImmediate(const NicPair& pair, Immediate immediate) {
   if (immediate.kind == ImmediateKind::kCredit) {
     return OnCredit(immediate.slot, immediate.sequence);
   }
-  SlotSequences& slot = peer_slots_[immediate.slot];
+  PeerSlot& slot = peer_slots_[immediate.slot];
   const auto next = static_cast<uint16_t>(slot.tail + 1);
   if (incoming_.memory == nullptr || immediate.sequence != next || slot.tail != slot.head) {
     Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of order");
@@ -75,32 +76,14 @@ void Link::OnImmediate(const NicPair& pair, Immediate immediate) {
 
 void Link::OnCredit(size_t index, uint16_t sequence) {
   Slot& slot = slots_[index];
-  if (slot.is_emptied || slot.sequence != sequence) return;  // known already
-  slot.is_emptied = true;
-  std::erase(resends_, index);
+  if (slot.sequence == sequence) slot.is_emptied = true;
 }
 
 void Link::Send(size_t index, size_t num_bytes) {
   Slot& slot = slots_[index];
   ++slot.sequence;
-  slot.num_bytes = static_cast<uint32_t>(num_bytes);
-  slot.is_emptied = slot.has_arrived = false;
-  Post(index);
-}
-
-size_t Link::Resend() {
-  if (resends_.empty() || !HasRoom()) return 0;
-  const size_t index = resends_.front();
-  resends_.pop_front();
-  Post(index);
-  return kHeaderBytes + slots_[index].num_bytes;
-}
-
-// Where that fails, closing the NIC pair will have the chunk sent again.
-void Link::Post(size_t index) {
-  Slot& slot = slots_[index];
+  slot.is_emptied = false;
   const auto [pair, qp] = ChooseQp(/*for_credits=*/false, Qp::kSendsPerChunk);
-  slot.via = pair;
   slot.is_posted = true;
   const Write header{.from = headers_.slots().address(index),
                      .lkey = headers_.slots().lkey(pair->index),
@@ -109,14 +92,14 @@ void Link::Post(size_t index) {
                      .rkey = pair->peer_headers_rkey};
   const Write bytes{.from = outgoing_.address(index),
                     .lkey = outgoing_.lkey(pair->index),
-                    .num_bytes = slot.num_bytes,
+                    .num_bytes = static_cast<uint32_t>(num_bytes),
                     .to = peer_slots_address_ + index * peer_slot_bytes_,
                     .rkey = pair->peer_rkey};
   int error = qp->PostHeader(header);
   if (error == 0) {
     error = qp->Post(bytes, {ImmediateKind::kChunk, static_cast<uint8_t>(index), slot.sequence});
   }
-  if (error != 0) Close(*pair, ErrnoText("ibv_post_send", error));
+  if (error != 0) Fail(*pair, ErrnoText("ibv_post_send", error));
 }
 
 void Link::Empty(size_t slot) {
@@ -133,16 +116,14 @@ void Link::SendCredits() {
     const Write nothing{.to = peer_headers_address_, .rkey = pair->peer_headers_rkey};
     const int error = qp->Post(
         nothing, {ImmediateKind::kCredit, static_cast<uint8_t>(slot), peer_slots_[slot].head});
-    // Closing the NIC pair repeats the credit.
-    if (error != 0) Close(*pair, ErrnoText("ibv_post_send", error));
+    if (error != 0) return Fail(*pair, ErrnoText("ibv_post_send", error));
   }
 }
 
-// The queue pair for the purpose, of a live NIC pair, with the most room, and at least `num_sends`.
+// The queue pair for the purpose with the most room, and at least `num_sends`.
 Link::Choice Link::ChooseQp(bool for_credits, uint32_t num_sends) const {
   Choice best;
   for (NicPair& pair : nic_pairs_) {
-    if (pair.state != NicPair::State::kLive) continue;
     for (Qp& qp : pair.qps) {
       const bool is_for_credits = &qp == &pair.qps.front();
       if (is_for_credits != for_credits || qp.room() < num_sends) continue;
@@ -150,6 +131,21 @@ Link::Choice Link::ChooseQp(bool for_credits, uint32_t num_sends) const {
     }
   }
   return best;
+}
+
+void Link::Fail(const NicPair& pair, std::string_view reason) {
+  if (std::exchange(is_lost_, true)) return;
+  Kill();
+  host_.Lost(StrCat(pair.name, ": ", reason,
+                    ". Check link and switch, that the GIDs of both ends are in one network "
+                    "(JAXHET_VERBS_GID_INDEX), and for RoCE the flow control of its traffic "
+                    "class (JAXHET_VERBS_TRAFFIC_CLASS)"));
+}
+
+void Link::Kill() {
+  for (NicPair& pair : nic_pairs_) {
+    for (Qp& qp : pair.qps) qp.Kill();
+  }
 }
 
 }  // namespace jaxhet::verbs

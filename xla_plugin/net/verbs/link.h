@@ -25,12 +25,7 @@ namespace jaxhet::verbs {
 //
 // A NIC pair joins our NIC i with the peer's NIC i by several queue pairs; the first of them is for
 // credits, which would wait behind chunks on the others. A slot is sent over one queue pair: the
-// one that has the most room.
-//
-// When a queue pair or a NIC fails, each end kills all queue pairs of the NIC pair and says so over
-// another connection, with the slots that it has taken and emptied. Once both have, no late packet
-// can reach the slots. Chunks that the peer has not taken are sent again over other NICs. Nothing
-// is written while somebody may read it. The loss of the last NIC pair is the loss of the peer.
+// one that has the most room. A queue pair that fails is the loss of the peer.
 class Link {
  public:
   static constexpr size_t kMostSlots = 256;  // Immediate::slot
@@ -42,7 +37,7 @@ class Link {
     size_t count;
     size_t chunk_bytes;  // bytes of a slot that may be sent
   };
-  Link(NicList nics, Options options, const Slots& slots, PeerHost& host);
+  Link(NicList nics, Options options, const Slots& slots, ConnectionHost& host);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
@@ -54,12 +49,10 @@ class Link {
   size_t chunk_bytes() const { return chunk_bytes_; }  // the smaller of both ends'
   size_t num_slots() const { return slots_.size(); }
   size_t num_data_qps() const { return nic_pairs_.size() * (nic_pairs_.front().qps.size() - 1); }
-  bool is_lost() const { return NumLive() == 0; }
+  bool is_lost() const { return is_lost_; }
 
   std::vector<Pollable*> Pollables();
-  // The peer has closed a NIC pair.
-  void OnMessage(std::span<const std::byte> message);
-  // Takes completions, and reacts to failures of NICs.
+  // Takes completions.
   void Poll();
   // Polled a moment ago with success: more is likely to come.
   bool IsBusy() const { return Clock::now() < busy_until_; }
@@ -68,14 +61,14 @@ class Link {
 
   // Sending. A slot is free when the peer has emptied it and the NIC needs it no more.
   bool IsFree(size_t slot) const { return !slots_[slot].is_posted && slots_[slot].is_emptied; }
-  bool CanSend(size_t slot) const { return resends_.empty() && IsFree(slot) && HasRoom(); }
+  bool CanSend(size_t slot) const {
+    return IsFree(slot) && ChooseQp(/*for_credits=*/false, Qp::kSendsPerChunk).pair != nullptr;
+  }
   // The NIC has sent it.
-  bool IsSent(size_t slot) const { return !slots_[slot].is_posted && resends_.empty(); }
+  bool IsSent(size_t slot) const { return !slots_[slot].is_posted; }
   std::byte* header(size_t slot) const { return headers_.slot(slot); }
   // Sends the header and `num_bytes` of a slot that can be sent.
   void Send(size_t index, size_t num_bytes);
-  // Sends one chunk of a failed NIC pair again, if there is one and room; returns its bytes.
-  size_t Resend();
 
   // Receiving.
   struct Arrival {
@@ -90,8 +83,6 @@ class Link {
   void Empty(size_t slot);
   // Sends the credits for which there was no room.
   void SendCredits();
-  // The NIC can't be used. What arrived over it and was not taken is sent again over others.
-  void Refuse(size_t nic, std::string_view reason) { Close(nic_pairs_[nic], reason); }
 
   // Nothing goes out any more, or comes in: the NICs leave all memory alone.
   void Kill();
@@ -100,19 +91,11 @@ class Link {
   using Clock = std::chrono::steady_clock;
 
   struct NicPair {
-    enum class State {
-      kLive,
-      kClosing,  // our queue pairs are killed
-      kDead,     // the peer's are, too
-    };
-
     NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, int num_entries)
         : nic(std::move(its_nic)), index(its_index), cq(*nic->context, num_entries) {}
 
     std::shared_ptr<Nic> nic;
     size_t index;
-    State state = State::kLive;
-    bool peer_has_closed = false;
     CompletionQueue cq;
     std::deque<Qp> qps;
     uint32_t peer_rkey = 0;
@@ -128,31 +111,24 @@ class Link {
   // A slot of ours and the peer's that it is sent to.
   struct Slot {
     uint16_t sequence = 0;   // number of the slot's uses
-    uint32_t num_bytes = 0;  // to send
-    NicPair* via = nullptr;
-    bool is_posted = false;    // the NIC may read it
-    bool has_arrived = false;  // over a NIC pair that has failed since
-    bool is_emptied = true;    // by the peer
+    bool is_posted = false;  // the NIC may read it
+    bool is_emptied = true;  // by the peer
+  };
+  // A slot of the peer's, in our memory.
+  struct PeerSlot {
+    uint16_t tail = 0;  // sequence of the last chunk written
+    uint16_t head = 0;  // sequence of the last chunk read
   };
 
-  // link.cc: chunks and credits
   void OnCompletion(NicPair& pair, const ibv::Wc& wc);
   void OnImmediate(const NicPair& pair, Immediate immediate);
   void OnCredit(size_t index, uint16_t sequence);
-  void Post(size_t index);
   Choice ChooseQp(bool for_credits, uint32_t num_sends) const;
-  bool HasRoom() const {
-    return ChooseQp(/*for_credits=*/false, Qp::kSendsPerChunk).pair != nullptr;
-  }
-
-  // link_failover.cc: set-up and failure
-  void SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo> qps);
-  void Close(NicPair& pair, std::string_view reason);
-  void OnBothClosed(NicPair& pair);
-  size_t NumLive() const;
+  void Fail(const NicPair& pair, std::string_view reason);
+  void SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo> qps);  // link_setup.cc
 
   Options options_;
-  PeerHost& host_;
+  ConnectionHost& host_;
   SlotMemory outgoing_;
   SlotMemory incoming_;
   size_t chunk_bytes_;
@@ -164,13 +140,12 @@ class Link {
   mutable std::deque<NicPair> nic_pairs_;
 
   std::vector<Slot> slots_;
-  std::vector<SlotSequences> peer_slots_;  // in our memory
-  std::deque<size_t> resends_;
+  std::vector<PeerSlot> peer_slots_;
   std::deque<Arrival> arrivals_;
   std::deque<size_t> credits_due_;       // slots of the peer's that we have emptied
   std::array<ibv::Wc, 32> completions_;  // completions of one poll
   Clock::time_point busy_until_;
-  std::string last_failure_;  // the last failure of a NIC pair
+  bool is_lost_ = false;
 };
 
 }  // namespace jaxhet::verbs

@@ -35,7 +35,7 @@ size_t ChunkBytes(Nics& nics, size_t wanted) {
 template <typename IsOver>
 bool PollUntil(Link& link, IsOver is_over) {
   const auto limit = Clock::now() + kProofTimeout;
-  while (!is_over() && Clock::now() < limit) link.Poll();
+  while (!is_over() && !link.is_lost() && Clock::now() < limit) link.Poll();
   return is_over();
 }
 
@@ -75,8 +75,13 @@ void VerbsConnection::Begin(Transfer& transfer, std::string_view /*announcement*
   if (transfer.sent < transfer.send.num_bytes()) sends_.push_back(&transfer);
 }
 
+void VerbsConnection::OnMessage(std::span<const std::byte> /*message*/) {
+  Throw(ErrorCode::kTransport, "ends of `verbs` send each other no messages");
+}
+
 bool VerbsConnection::Advance() {
   link_.Poll();
+  if (link_.is_lost()) return false;
   link_.SendCredits();
   for (size_t moved = 0; moved < kSliceBytes;) {
     const size_t num_bytes = Drain() + GiveBack() + Send();
@@ -117,14 +122,8 @@ bool VerbsConnection::CanDrain(const Link::Arrival& arrival, uint64_t ticket) {
     Throw(ErrorCode::kTransport, "the peer sent chunk ", ticket, " in slot ", arrival.slot);
   }
   if (!host_.IsReady(ticket)) return false;
-  if (slots_ == nullptr) return true;
-  try {
-    slots_->Flush(arrival.slot, arrival.nic);
-    return true;
-  } catch (const Error& error) {
-    link_.Refuse(arrival.nic, error.text());
-    return false;
-  }
+  if (slots_ != nullptr) slots_->Flush(arrival.slot, arrival.nic);
+  return true;
 }
 
 void VerbsConnection::Reserve(Transfer& transfer, const ChunkInfo& info) const {
@@ -168,7 +167,6 @@ bool VerbsConnection::CanSend() const { return !sends_.empty() && link_.CanSend(
 
 // Sends one chunk; returns its bytes.
 size_t VerbsConnection::Send() {
-  if (const size_t num_bytes = link_.Resend()) return num_bytes;
   if (!CanSend()) return 0;
   const size_t slot = NextSlot();
   ++num_sent_;

@@ -40,7 +40,7 @@ class VerbsConnection final : public Connection {
   void Accept(std::string_view offer) override { link_.Accept(offer); }
   std::vector<Pollable*> Pollables() override { return link_.Pollables(); }
   void Begin(Transfer& transfer, std::string_view announcement) override;
-  void OnMessage(std::span<const std::byte> message) override { link_.OnMessage(message); }
+  void OnMessage(std::span<const std::byte> message) override;
   bool Advance() override;
   bool HasBroken() const override { return link_.is_lost(); }
   void Kill() override { link_.Kill(); }

@@ -75,18 +75,6 @@ struct ChunkInfo {
 inline constexpr size_t kHeaderBytes = 128;
 static_assert(sizeof(ChunkInfo) <= kHeaderBytes);
 
-// Which uses of a slot its owner knows.
-struct SlotSequences {
-  uint16_t tail = 0;  // sequence of the last chunk written
-  uint16_t head = 0;  // sequence of the last chunk read
-};
-
-// Over the control connection: the queue pairs of the sender's NIC pair let nothing in or out any
-// more. SlotSequences of all slots that the receiver fills follow, then the reason in words.
-struct NicPairClosedInfo {
-  uint32_t nic_pair;
-};
-
 }  // namespace jaxhet::verbs
 
 #endif  // XLA_PLUGIN_NET_VERBS_WIRE_H_

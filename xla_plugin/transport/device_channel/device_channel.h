@@ -289,12 +289,10 @@ struct ChannelSetup {
   std::span<std::byte> operands;
   // Sockets of these two ranks, for this channel and the one back; may be none.
   std::span<const std::shared_ptr<Lane>> lanes;
-  const Fd* messages;  // another one, for this channel alone; may be null
-  verbs::Nics* nics;   // NICs of this process
+  verbs::Nics* nics;  // NICs of this process
   // Memory for this end; null: the end allocates its own.
   const ArenaPiece* piece = nullptr;
   Encryption encryption = Encryption::kOff;
-  Severity least_severity = Severity::kInfo;
 };
 
 // The slots of `num_channels` channels are to have `wanted` bytes each, and `budget` together.

@@ -1,7 +1,6 @@
 #include "xla_plugin/transport/device_channel/lane.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
@@ -13,8 +12,9 @@ Transfer& Lane::Direction::Find(uint64_t chunk) {
   Throw(ErrorCode::kTransport, "the peer sent chunk ", chunk, " on a channel from here");
 }
 
-Lane::Lane(Messages messages, LogFunction log, const Open& open) : log_(std::move(log)) {
-  messages_.emplace(std::move(messages.fd), std::move(messages.keys));
+Lane::Lane(std::optional<Messages> messages, LogFunction log, const Open& open)
+    : log_(std::move(log)) {
+  if (messages) messages_.emplace(std::move(messages->fd), std::move(messages->keys));
   connection_ = open(*this);
 }
 
@@ -116,7 +116,7 @@ std::shared_ptr<Lane> MakeSocketLane(LaneSockets sockets) {
                 .control_fd = control_fd,
                 .data = std::move(sockets.data),
                 .keys = std::move(sockets.keys),
-                .chunk_bytes = std::numeric_limits<size_t>::max(),  // a slot travels as one chunk
+                .chunk_bytes = sockets::kWholeTransfers,  // a slot travels as one chunk
                 .path_timeout = sockets.path_timeout},
             host);
       });

@@ -40,15 +40,13 @@ class Lane final : public ProxyTask, private ConnectionHost {
     virtual void Fail(const Error& error) = 0;
   };
 
-  static constexpr size_t kMost = Proxy::kMostThreads;  // between two ranks
-
   struct Messages {  // takes the place of the control connection
     Fd fd;
     SealKeys keys;
   };
   using LogFunction = std::function<void(std::string_view what)>;  // for people; by any thread
   using Open = std::function<std::unique_ptr<Connection>(ConnectionHost& host)>;
-  Lane(Messages messages, LogFunction log, const Open& open);
+  Lane(std::optional<Messages> messages, LogFunction log, const Open& open);
 
   Connection& connection() { return *connection_; }
   std::vector<int> fds();

@@ -13,6 +13,10 @@ namespace {
 
 using State = ProxyTask::State;
 
+// Proxy threads of a rank for each lane to a partner: with several partners lanes are fewer, and
+// threads share them.
+constexpr size_t kThreadsOfLane = 2;
+
 // An end of a channel, for its lanes: each carries the chunks of some slots.
 struct LaneEnd {
   ProxiedChannel& channel;
@@ -177,7 +181,7 @@ void LaneChannel::Settle(Proxy& proxy) {
       lanes_[i]->SetIncoming(*receiver);
       directions_.push_back(std::move(receiver));
     }
-    proxy.Add(*lanes_[i]);
+    proxy.Add(*lanes_[i], kThreadsOfLane * lanes_.size());
   }
 }
 

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/fd.h"
 #include "xla_plugin/base/thread.h"
 
 namespace jaxhet {
@@ -34,10 +33,11 @@ constexpr microseconds kLongPause{200};
 
 class ProxyThread {
  public:
-  ProxyThread() : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC)) {
-    epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.ptr = nullptr}};
-    if (!epoll_ || !wake_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
-      ThrowErrno("epoll_create1, eventfd, epoll_ctl");
+  // `ready` is a descriptor that is always ready.
+  explicit ProxyThread(const Fd& ready) : epoll_(epoll_create1(EPOLL_CLOEXEC)), ready_(ready) {
+    epoll_event event{.events = 0, .data = {.ptr = nullptr}};
+    if (!epoll_ || epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, ready_.get(), &event) != 0) {
+      ThrowErrno("epoll_create1, epoll_ctl");
     }
     thread_ = StartThread("jaxhet-proxy", [this] { Run(); });
   }
@@ -60,9 +60,10 @@ class ProxyThread {
   }
 
   // The caller has written its work before; the thread looks for work after it has set
-  // `is_asleep_`.
+  // `is_asleep_`. An epoll_wait() that is asked about a ready descriptor returns, once.
   void Wake() {
-    if (is_asleep_.exchange(false)) eventfd_write(wake_.get(), 1);
+    epoll_event event{.events = EPOLLIN | EPOLLONESHOT, .data = {.ptr = nullptr}};
+    if (is_asleep_.exchange(false)) epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, ready_.get(), &event);
   }
 
  private:
@@ -141,7 +142,7 @@ class ProxyThread {
   }
 
   Fd epoll_;
-  Fd wake_;
+  const Fd& ready_;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> is_asleep_ = false;
   std::atomic<bool> has_added_ = false;
@@ -160,13 +161,17 @@ void ProxyTask::Wake() {
 Proxy::Proxy() = default;
 Proxy::~Proxy() = default;
 
-void Proxy::Add(ProxyTask& task) {
+void Proxy::Add(ProxyTask& task, size_t wanted_threads) {
   const std::lock_guard lock(mutex_);
   if (task.thread_ != nullptr) return;
-  std::unique_ptr<ProxyThread>& thread = threads_.at(num_tasks_++ % kMostThreads);
-  if (!thread) thread = std::make_unique<ProxyThread>();
-  task.thread_ = thread.get();
-  thread->Add(task);
+  if (!ready_) ready_ = Fd(eventfd(1, EFD_CLOEXEC));
+  if (!ready_) ThrowErrno("eventfd");
+  if (num_tasks_ >= threads_.size() && threads_.size() < std::min(wanted_threads, kMostThreads)) {
+    threads_.push_back(std::make_unique<ProxyThread>(ready_));
+  }
+  ProxyThread& thread = *threads_[num_tasks_++ % threads_.size()];
+  task.thread_ = &thread;
+  thread.Add(task);
 }
 
 }  // namespace jaxhet

@@ -1,13 +1,13 @@
 #ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXY_H_
 #define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_PROXY_H_
 
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "xla_plugin/base/fd.h"
 #include "xla_plugin/net/pollable.h"
 
 namespace jaxhet {
@@ -50,13 +50,14 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  // By any thread. Tasks are for the threads in turns. One that was added before is left where it
-  // is.
-  void Add(ProxyTask& task);
+  // By any thread. Tasks are for the threads in turns: for those that there are, and if there are
+  // fewer than `wanted_threads`, for more. A task that was added before stays where it is.
+  void Add(ProxyTask& task, size_t wanted_threads);
 
  private:
-  std::mutex mutex_;                                                // guards the members below
-  std::array<std::unique_ptr<ProxyThread>, kMostThreads> threads_;  // null: not needed so far
+  std::mutex mutex_;  // guards the members below
+  Fd ready_;          // an eventfd that is always ready, to wake threads; none before the first
+  std::vector<std::unique_ptr<ProxyThread>> threads_;
   size_t num_tasks_ = 0;
 };
 

@@ -1,9 +1,8 @@
 #include "xla_plugin/transport/device_channel/verbs_channel.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
@@ -112,22 +111,16 @@ class VerbsChannel final : public LaneChannel {
   static void Check(const ChannelSetup& setup) {
     RefuseSealing(setup.encryption);
     if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
-    if (setup.messages == nullptr) Throw(ErrorCode::kTransport, "no sockets were connected for it");
   }
 
   static std::shared_ptr<Lane> MakeLane(const ChannelSetup& setup, End end, const Slots& slots,
                                         const Nics& nics) {
     using Direction = verbs::VerbsConnection::Direction;
-    const auto log = [least = setup.least_severity](std::string_view what) {
-      if (least <= Severity::kWarning) LogLine(StrCat("jaxhet: device channels: ", what));
-    };
-    return std::make_shared<Lane>(
-        Lane::Messages{.fd = Fd(fcntl(setup.messages->get(), F_DUPFD_CLOEXEC, 0)), .keys = {}}, log,
-        [&](ConnectionHost& host) {
-          return std::make_unique<verbs::VerbsConnection>(
-              nics, setup.nics->options(), slots, kChannelSlots,
-              end == End::kSource ? Direction::kOut : Direction::kIn, host);
-        });
+    return std::make_shared<Lane>(std::nullopt, nullptr, [&](ConnectionHost& host) {
+      return std::make_unique<verbs::VerbsConnection>(
+          nics, setup.nics->options(), slots, kChannelSlots,
+          end == End::kSource ? Direction::kOut : Direction::kIn, host);
+    });
   }
 
   verbs::VerbsConnection& connection() {

@@ -1,12 +1,11 @@
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
 #include "xla_plugin/net/verbs/link.h"
 
-// How a link is set up, and what it does when a queue pair fails.
+// How a link is set up.
 namespace jaxhet::verbs {
 namespace {
 
@@ -50,7 +49,7 @@ void CheckReachable(const NicInfo& own, const NicPairInfo& peer, std::string_vie
 
 }  // namespace
 
-Link::Link(NicList nics, Options options, const Slots& slots, PeerHost& host)
+Link::Link(NicList nics, Options options, const Slots& slots, ConnectionHost& host)
     : options_(std::move(options)),
       host_(host),
       outgoing_(slots.outgoing),
@@ -123,82 +122,6 @@ void Link::SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo>
   while (pair.qps.size() > qps.size()) pair.qps.pop_back();
   for (size_t i = 0; i < pair.qps.size(); ++i) {
     pair.qps[i].Connect(static_cast<uint32_t>(i), route, qps[i]);
-  }
-}
-
-size_t Link::NumLive() const {
-  return static_cast<size_t>(
-      std::ranges::count(nic_pairs_, NicPair::State::kLive, &NicPair::state));
-}
-
-// Chunks that arrived over the NIC pair and were not taken yet count as lost: they are sent again.
-void Link::Close(NicPair& pair, std::string_view reason) {
-  if (pair.state != NicPair::State::kLive) return;
-  pair.state = NicPair::State::kClosing;
-  for (Qp& qp : pair.qps) qp.Kill();
-  std::erase_if(arrivals_, [&](const Arrival& arrival) {
-    if (arrival.nic != pair.index) return false;
-    peer_slots_[arrival.slot].tail = peer_slots_[arrival.slot].head;
-    return true;
-  });
-  last_failure_ = StrCat(pair.name, ": ", reason);
-  if (!pair.peer_has_closed) {
-    host_.Log(
-        StrCat("verbs leaves ", last_failure_, ": its chunks move to ", NumLive(), " other NICs"));
-  }
-  const NicPairClosedInfo info{static_cast<uint32_t>(pair.index)};
-  host_.Send(std::array{ObjectIovec(info),
-                        ToIovec(peer_slots_.data(), peer_slots_.size() * sizeof(SlotSequences)),
-                        ToIovec(reason.data(), reason.size())});
-  if (pair.peer_has_closed) OnBothClosed(pair);
-}
-
-void Link::OnMessage(std::span<const std::byte> message) {
-  constexpr const char* kMessage = "a message about NICs";
-  std::string_view rest(reinterpret_cast<const char*>(message.data()), message.size());
-  const auto info = Take<NicPairClosedInfo>(rest, kMessage);
-  if (info.nic_pair >= nic_pairs_.size()) {
-    Throw(ErrorCode::kTransport, "there is no NIC pair ", info.nic_pair);
-  }
-  NicPair& pair = nic_pairs_[info.nic_pair];
-  if (std::exchange(pair.peer_has_closed, true)) {
-    Throw(ErrorCode::kTransport, "NIC pair ", info.nic_pair, " was closed twice");
-  }
-  for (size_t index = 0; index < slots_.size(); ++index) {
-    const auto sequences = Take<SlotSequences>(rest, kMessage);
-    OnCredit(index, sequences.head);
-    Slot& slot = slots_[index];
-    if (slot.via == &pair) slot.has_arrived = slot.sequence == sequences.tail;
-  }
-  if (pair.state != NicPair::State::kLive) return OnBothClosed(pair);
-  Close(pair, StrCat("the peer: ", rest));
-}
-
-// Nothing can reach the peer's slots over the NIC pair any more, and what it had and did not bring
-// is sent again.
-void Link::OnBothClosed(NicPair& pair) {
-  pair.state = NicPair::State::kDead;
-  pair.qps.clear();
-  for (size_t index = 0; index < slots_.size(); ++index) {
-    Slot& slot = slots_[index];
-    if (slot.via != &pair) continue;
-    slot.via = nullptr;
-    slot.is_posted = false;
-    if (!slot.is_emptied && !slot.has_arrived) resends_.push_back(index);
-  }
-  if (!std::ranges::all_of(
-          nic_pairs_, [](const NicPair& other) { return other.state == NicPair::State::kDead; })) {
-    return;
-  }
-  host_.Lost(StrCat("no NIC is left; the last was ", last_failure_,
-                    ". Check link and switch, that the GIDs of both ends are in one network "
-                    "(JAXHET_VERBS_GID_INDEX), and for RoCE the flow control of its traffic "
-                    "class (JAXHET_VERBS_TRAFFIC_CLASS)"));
-}
-
-void Link::Kill() {
-  for (NicPair& pair : nic_pairs_) {
-    for (Qp& qp : pair.qps) qp.Kill();
   }
 }
 

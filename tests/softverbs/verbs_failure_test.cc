@@ -11,8 +11,7 @@
 #include "tests/softverbs/softverbs.h"
 #include "xla_plugin/net/verbs/nics.h"
 
-// Failing queue pairs of the verbs transport: it continues on other NICs, or says why it
-// can't.
+// Failing queue pairs of the verbs transport: it says why it can't go on.
 namespace jaxhet::testing {
 namespace {
 
@@ -64,14 +63,14 @@ class VerbsWorld {
 
 constexpr size_t kManyBytes = (size_t{5} << 20) + 3;
 
-TEST(VerbsFailoverTest, NamesLastStatusWhenNoNicIsLeft) {
+TEST(VerbsFailureTest, NamesTheStatus) {
   VerbsWorld world;
   const FaultScope scope("error status=12 count=all");
   const auto errors = world.Gather(kManyBytes);
   for (const auto& error : errors) {
     ASSERT_TRUE(error && error->code() == ErrorCode::kPeer);
     EXPECT_THAT(error->what(), HasSubstr("rank "));
-    EXPECT_THAT(error->what(), HasSubstr("no NIC is left; the last was soft"));
+    EXPECT_THAT(error->what(), HasSubstr(": soft"));
     EXPECT_THAT(error->what(), HasSubstr("IBV_WC_RETRY_EXC_ERR (12"));
     EXPECT_THAT(error->what(), HasSubstr("JAXHET_VERBS_GID_INDEX"));
   }
@@ -82,7 +81,7 @@ std::string RefusalOf(const std::string& command) {
   return ThrownText([] { verbs::Nics(NicOptions()).Usable(); });
 }
 
-TEST(VerbsFailoverTest, SaysWhatToDoWhenSetUpFails) {
+TEST(VerbsFailureTest, SaysWhatToDoWhenSetUpFails) {
   EXPECT_THAT(
       RefusalOf("call ibv_get_device_list errno=38"),
       HasSubstr("ibv_get_device_list: Function not implemented (38). There is no RDMA NIC"));
@@ -96,7 +95,7 @@ TEST(VerbsFailoverTest, SaysWhatToDoWhenSetUpFails) {
   EXPECT_THAT(refusals.back().reason, HasSubstr("ulimit -l"));
 }
 
-TEST(VerbsFailoverTest, VerbsCyclesLeaveNothingBehind) {
+TEST(VerbsFailureTest, VerbsCyclesLeaveNothingBehind) {
   const std::string objects = Softverbs::Get().Objects();
   const int32_t fds = CountFds();
   for (int i = 0; i < 100; ++i) {
@@ -104,7 +103,7 @@ TEST(VerbsFailoverTest, VerbsCyclesLeaveNothingBehind) {
     if (i % 10 == 1) world.ExpectGathers(kManyBytes / 50);
     if (i % 25 != 2) continue;
     const FaultScope scope("error status=12");
-    world.ExpectGathers(kManyBytes / 50);
+    EXPECT_TRUE(world.Gather(kManyBytes / 50)[0]);
   }
   EXPECT_EQ(Softverbs::Get().Objects(), objects);
   EXPECT_EQ(CountFds(), fds);
@@ -119,7 +118,7 @@ double CpuSeconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-TEST(VerbsFailoverTest, IdleUsesNoCpu) {
+TEST(VerbsFailureTest, IdleUsesNoCpu) {
   VerbsWorld world;
   world.ExpectGathers(kManyBytes);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
