@@ -106,7 +106,7 @@ def test_message_that_is_no_json_is_refused() -> None:
 def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     job = bytes(range(JOB_BYTES))
     listener = _listener.Listener("127.0.0.1", 0, 1, _SECRET, job)
-    good = _listener._HEADER.pack(_listener._MAGIC, _listener._VERSION, 3, 2, 1, job)
+    good = _listener._HEADER.pack(_listener._MAGIC, _listener._VERSION, 3, 0, 2, 1, job)
     listener.assign(1, job, num_processes=4, num_channels=9)
     told = "meant for another process|of another job|in the name of process|channel \\d+ of process"
     ours, theirs = socket.socketpair()
@@ -114,8 +114,8 @@ def test_damaged_headers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         for header in inputs([good], damage_bytes):
             padded = header[: len(good)].ljust(len(good), b"\0")
             monkeypatch.setattr(handshake, "accept", lambda *_, padded=padded: (padded, OURS))
-            _, _, channel, source, _, _ = _listener._HEADER.unpack(padded)
-            is_sound = padded[:10] == good[:10] and padded[18:] == good[18:]
+            _, _, channel, _, source, _, _ = _listener._HEADER.unpack(padded)
+            is_sound = padded[:10] == good[:10] and padded[22:] == good[22:]
             if is_sound and channel < 9 and source in (2, 3):
                 assert listener._authenticate(ours)[0] == (source, channel)
             else:
