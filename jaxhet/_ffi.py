@@ -187,7 +187,7 @@ class Engine:
 
         Args:
           pairs: Own rank and other rank, all of one peer, named by `later` of `open_devices`.
-          sockets: As in `open_devices`.
+          sockets: Sockets of these pairs, as in `open_devices`.
           timeout_s: The longest wait for the peer.
 
         Raises:

@@ -15,7 +15,7 @@
 
 namespace jaxhet::sockets {
 
-inline constexpr size_t kWholeTransfers = SIZE_MAX;  // as `chunk_bytes`: none is cut
+inline constexpr size_t kWholeTransfers = SIZE_MAX;  // chunk_bytes that cut nothing
 
 struct SocketSetup {
   int control_fd;  // socket of the control connection, or -1
