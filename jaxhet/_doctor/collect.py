@@ -3,7 +3,7 @@
 import pathlib
 
 from jaxhet import _config, _ffi
-from jaxhet._doctor import distance, findings, gpus, host, nics, paths, peer, software
+from jaxhet._doctor import distance, findings, gpus, host, nics, paths, peer, second_look, software
 from jaxhet._doctor.report import SCHEMA, Report
 
 ROOT = pathlib.Path("/")
@@ -21,12 +21,16 @@ def collect(peer_address: str | None = None, root: pathlib.Path = ROOT) -> Repor
     """
     reached = peer.reach(peer_address) if peer_address else None
     route = reached.netdev if reached else ""
-    programs = software.read_software()
+    second = second_look.look()
+    programs = software.read_software(second.part)
     found = nics.read_nics(root, nics.ask_transport(_config.resolve()), route)
     vendors = gpus.read_vendors(root)
     kernel = host.read_host(root)
     ways = paths.try_paths()
-    problems = findings.find(programs, vendors, found, kernel, ways, reached)
+    problems = (
+        *findings.find(programs, vendors, found, kernel, ways, reached),
+        *findings.compare(found, second),
+    )
     return Report(
         schema=SCHEMA,
         ok=all(finding.level != "error" for finding in problems),

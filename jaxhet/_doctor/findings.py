@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from jaxhet._doctor.report import Finding, Host, Nic, Path, Peer, Port, Software, Vendor
+from jaxhet._doctor.second_look import SecondLook
 from jaxhet._jax import jaxlib
 from jaxhet._vendors import BY_NAME
 
@@ -32,6 +33,11 @@ def find(
             *(finding for vendor in vendors for finding in _of_device_memory(vendor, host)),
         ]
     return tuple(sorted(dict.fromkeys(found), key=lambda f: f.level))  # "error" < "warning"
+
+
+def compare(nics: Sequence[Nic], second: SecondLook) -> tuple[Finding, ...]:
+    """Where a second look at the NICs saw something else."""
+    return tuple(finding for nic in nics for finding in _of_second_look(nic, second))
 
 
 def _error(text: str) -> Finding:
@@ -124,6 +130,25 @@ def _of_nic(nic: Nic) -> Iterator[Finding]:
             yield _warning(f"{where} is {port.state} ({port.physical_state}): {_port_advice(port)}")
         elif port.problem and not port.gid_reason:  # not one that is left out
             yield _warning(f"{where} can't be used: {port.problem}")
+
+
+def _of_second_look(nic: Nic, second: SecondLook) -> Iterator[Finding]:
+    for port in nic.ports:
+        seen = second.ports.get((nic.name, port.number))
+        if seen is None or nic.problem:
+            continue
+        gids = frozenset((gid.index, gid.address) for gid in port.gids)
+        differing = {
+            "state": seen.is_active != (port.state == "ACTIVE"),
+            "MTU": seen.is_active and port.active_mtu not in (None, seen.active_mtu),
+            "GIDs": seen.gids != gids,
+        }
+        if any(differing.values()):
+            what = ", ".join(name for name, differs in differing.items() if differs)
+            yield _warning(
+                f"pyverbs sees another {what} of port {port.number} of {nic.name} than jaxhet: it"
+                " is just changing, or the libraries are of two versions; ask again"
+            )
 
 
 def _port_advice(port: Port) -> str:

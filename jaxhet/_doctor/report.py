@@ -9,7 +9,7 @@ from typing import Literal
 
 from jaxhet._paths import Refusal
 
-SCHEMA = 3
+SCHEMA = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Software:
       hlo_hook: Whether jax lets jaxhet change programs; without it nothing can cross islands.
       plugins: The vendors' plugins that are installed.
       verbs: The library for RDMA, libibverbs.
+      pyverbs: The Python bindings of libibverbs: a second look at NICs.
       libcrypto: The library that `JAXHET_ENCRYPTION` needs, OpenSSL's.
     """
 
@@ -78,6 +79,7 @@ class Software:
     hlo_hook: Part
     plugins: tuple[Plugin, ...]
     verbs: Part
+    pyverbs: Part
     libcrypto: Part
 
 

@@ -16,8 +16,8 @@ _VERBS_LIBRARY = "libibverbs.so.1"
 _PLUGIN_NAME = re.compile(rf"jax-({'|'.join(BY_PLATFORM)})\d+-(?:plugin|pjrt)")
 
 
-def read_software() -> Software:
-    """Software of this Python."""
+def read_software(pyverbs: Part) -> Software:
+    """Software of this Python; pyverbs may belong to another one."""
     versions = compat.versions()
     return Software(
         python=platform.python_version(),
@@ -29,6 +29,7 @@ def read_software() -> Software:
             (d.name, d.version) for d in importlib.metadata.distributions() if d.name
         ),
         verbs=load_library(_VERBS_LIBRARY),
+        pyverbs=pyverbs,
         libcrypto=_libcrypto(),
     )
 

@@ -90,6 +90,7 @@ def _of_software(software: Software) -> Iterable[tuple[str, str]]:
     if not software.plugins:
         yield "plugins", "none: JAX uses the CPU"
     yield "libibverbs", _part(software.verbs)
+    yield "pyverbs", _part(software.pyverbs)
     yield "libcrypto", _part(software.libcrypto)
 
 

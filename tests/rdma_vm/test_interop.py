@@ -1,4 +1,4 @@
-"""`jaxhet doctor` on a machine with an RDMA NIC in software."""
+"""Our queue pairs talk to a peer that was written with pyverbs, and to ourselves."""
 
 import json
 
@@ -12,7 +12,9 @@ _DOCTOR = ".venv/bin/python -m jaxhet.cli doctor --json 2>/dev/null"
 
 
 @pytest.mark.slow  # emulation of the doctor takes two minutes
-def test_doctor_sees_the_nic(guest: Guest):
+def test_pyverbs_sees_the_nic_as_we_do(guest: Guest):
     ended = guest.run(_DOCTOR, 240, REAL_VERBS)
     report = json.loads(ended.text)
+    assert report["software"]["pyverbs"]["text"] == "of /usr/bin/python3, which sees 1 NIC"
     assert [nic["name"] for nic in report["nics"]] == ["rxe0"]
+    assert not [finding for finding in report["findings"] if "pyverbs" in finding["text"]]

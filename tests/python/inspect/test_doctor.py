@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxhet import _ffi
-from jaxhet._doctor import peer, report, software
+from jaxhet._doctor import peer, report, second_look, software
 from jaxhet._doctor.gpus import read_vendors
 from jaxhet._doctor.paths import try_paths
 from jaxhet._errors import UsageError
@@ -149,7 +149,7 @@ def test_name_that_nobody_knows_is_said():
 
 
 def test_plugins_are_found_and_compared_with_jaxlib():
-    jaxlib = software.read_software().jaxlib
+    jaxlib = software.read_software(second_look.look().part).jaxlib
     found = software.find_plugins(
         [
             ("jax_cuda13_plugin", jaxlib),
