@@ -289,6 +289,8 @@ def _of_text(option: Option, variable: str, text: str) -> Any:
 
 def _checked(option: Option, value: Any, where: str) -> Any:
     items = value if option.is_list else (value,)
+    if option.aliases:
+        value = items = tuple(option.aliases.get(item, item) for item in items)
     if option.is_keyed:
         items = tuple(item.rpartition("=")[2] for item in items) or option.choices
     if option.choices and not (items and {*items} <= {*option.choices}):

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 PREFIX = "JAXHET_"
@@ -28,6 +28,7 @@ class Option:
       unit: Unit of the value, which the name repeats: "s" or "bytes".
       agreed: Whether every process of the job must have the same value.
       engine: Whether the C++ engine needs it (`Config.engine_values`).
+      aliases: Other names of choices, and the choices that they stand for.
       nccl: Variable of NCCL that sets the option where nothing else does; "": none.
       is_keyed: Whether an item may be NAME=CHOICE.
       is_knob: Whether only tests and measurements set it; its variable has a second underscore.
@@ -45,6 +46,7 @@ class Option:
     agreed: bool = False
     engine: bool = False
     nccl: str = ""
+    aliases: Mapping[str, str] = types.MappingProxyType({})
     is_keyed: bool = False
     is_knob: bool = False
 
@@ -210,8 +212,9 @@ class Options:
     )
     transports: Sequence[Transport] = option(
         TRANSPORTS,
-        "transports that may be used",
+        "transports that may be used; tcp is another name of socket",
         agreed=True,
+        aliases={"tcp": "socket"},
     )
     qualification: str | None = option(
         None,

@@ -35,7 +35,7 @@ def test_number_as_text_is_refused() -> None:
 
 def test_environment_is_parsed() -> None:
     environ = {
-        "JAXHET_TRANSPORTS": "socket, process_vm",
+        "JAXHET_TRANSPORTS": "tcp, process_vm",  # an alias of socket
         "JAXHET_DEADLINE_S": "2.5",
         "JAXHET_WIRE": "data=mxint8, bf16",
         "JAXHET__ZERO_COPY": "no",
