@@ -21,10 +21,9 @@ CPP = {
     "engine/common/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
     "engine/common/wire.h": "TakeInfo",
     "engine/control/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
-    "engine/control/message_checks.cc": ".*",
     "engine/progress_engine.cc": "OnMessage",
     "engine/host/open_exchanges.cc": "OnStart|Meet",
-    "engine/host/open_exchanges_checks.cc": "CheckLeft",
+    "engine/host/open_exchanges_checks.cc": "CheckLeft|CheckStart|CheckRanks",
     "engine/control/peer.cc": "Received",
     "engine/common/plans.cc": "Add",
     "engine/device/channel_setup.cc": (

@@ -50,7 +50,7 @@ class Half:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The attributes of the engine's call (`xla_plugin/ffi/attributes.h`), in their order.
+    """The attributes of the engine's call (`xla_plugin/ffi/handlers.cc`), in their order.
 
     Attributes:
       session: Key of the live engine.

@@ -34,18 +34,14 @@ std::vector<int> AllRanks(int num_ranks) {
 
 ExchangeRequest Request(ExchangeKind kind, int rank, std::vector<int> group, int64_t run_id = 1,
                         int64_t index = 0) {
-  return {.rank = rank,
-          .run_id = run_id,
-          .kind = kind,
-          .plan = kPlan,
-          .index = index,
-          .group = std::move(group),
-          .siblings = {},
-          .pairs = {},
-          .deadline_ms = 0,
-          .operands = {},
-          .results = {},
-          .done = {}};
+  ExchangeRequest request;
+  request.rank = rank;
+  request.run_id = run_id;
+  request.kind = kind;
+  request.plan = kPlan;
+  request.index = index;
+  request.group = std::move(group);
+  return request;
 }
 
 using Bytes = std::vector<std::byte>;

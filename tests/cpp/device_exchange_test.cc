@@ -267,6 +267,28 @@ TEST(DeviceExchangeTest, FinishWithoutStartExchanges) {
   }
 }
 
+TEST(DeviceExchangeTest, FinishesOfDifferentProgramsAreRefused) {
+  constexpr size_t kBytes = 5000;
+  std::deque<Side> starts;
+  DeviceWorld world(DeviceOptions(2));
+  for (const int rank : {0, 1}) {
+    world.engine(rank).devices()->Reserve(rank, 7, kBytes, 2);
+    starts.emplace_back(rank, Pairs{0, 1}, kBytes).OfHandle(7, false).Start(world);
+  }
+  Side& zero = starts.emplace_back(0, SwapPairs(), kBytes, 1);
+  Side& one = starts.emplace_back(1, SwapPairs(), kBytes, 2);
+  zero.OfHandle(7, true).Start(world);
+  EXPECT_THAT(ThrownText([&] { one.OfHandle(7, true).Start(world); }),
+              HasSubstr("PlanMismatchError: [rank 1/2 cpu1] exchange 2 (op 2): rank 0 of process 0 "
+                        "(host 0), cpu0 is at exchange 1 (op 1)"));
+}
+
+TEST(DeviceExchangeTest, StartThatThePlanHasNoMemoryForIsAnError) {
+  DeviceWorld world(DeviceOptions(2));
+  EXPECT_THAT(ThrownText([&] { Side(0, {0, 1}, 100).OfHandle(7, false).Start(world); }),
+              HasSubstr("exchange 0 (op 0): the plan of this jaxhet.start has no memory for 100"));
+}
+
 TEST(DeviceExchangeTest, LogIsUsedAgain) {
   CheckLogIsUsedAgain(kIsThreadSanitized ? "socket" : "verbs");
 }

@@ -363,7 +363,7 @@ TEST(DeviceFaultTest, FailureInTheMiddleOfADoneEndsAtOnce) {
     std::thread failing([&] {
       std::this_thread::sleep_for(milliseconds(1));
       world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
-      ThrownText([&] { world.engine(0).devices()->Done(0, world.stream(0), kPlan, 0); });
+      ThrownText([&] { world.engine(0).devices()->Done(0, DeviceRequest{}); });
     });
     try {
       zero.Done(world);
@@ -553,11 +553,11 @@ TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
   const Stream stream = pair.Rank(0).device().CreateStream(StreamPriority::kNormal);
   pair.Rank(0).rescue().Stop();
   EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
-  const Pairs pairs = SwapPairs();
   DeviceRequest request;
   request.stream = stream.get();
+  request.kind = ExchangeKind::kPermute;
   request.plan = kPlan;
-  request.ranks = pairs;
+  request.pairs = {{0, 1}, {1, 0}};
   request.operand = operand;
   request.result = result;
   request.poison = kPoison;
@@ -596,13 +596,14 @@ TEST(DeviceFaultTest, RanksOfAProcessAreLetGoInTurn) {
   for (int rank = 0; rank < kRanks; ++rank) {
     DeviceRank& own = all.Rank(rank);
     auto* const stream = streams.emplace_back(device->CreateStream({})).get();
-    const Pairs pairs = {rank, kRanks, kRanks, rank};
     for (int64_t index = 0; index < 3; ++index) {
       DeviceRequest request;
       request.stream = stream;
       request.plan = kPlan;
       request.index = index;
-      request.ranks = pairs;
+      request.rank = rank;
+      request.kind = ExchangeKind::kPermute;
+      request.pairs = {{rank, kRanks}, {kRanks, rank}};
       request.operand = operand;
       request.result = results.emplace_back(kSlotBytes);
       request.poison = kPoison;

@@ -215,6 +215,8 @@ Side::Side(int rank, Pairs pairs, size_t num_bytes, int64_t index,
       index_(index) {
   const std::vector<std::byte> pattern = Pattern(rank, 0, num_bytes, ShiftOf(index));
   std::ranges::copy(pattern, operand.begin());
+  request_.rank = rank;
+  request_.kind = ExchangeKind::kPermute;
   request_.plan = kPlan;
   request_.index = index;
   request_.poison = kPoison;
@@ -227,7 +229,8 @@ Side::Side(int rank, const Group& group, size_t num_bytes, int64_t index)
   result.resize(num_bytes * group.members.size(), result.empty() ? std::byte{} : result[0]);
   request_.kind = group.kind;
   request_.skips_own = group.skips_own;
-  request_.group_size = static_cast<int64_t>(group.members.size());
+  request_.group_size = group.members.size();
+  request_.group = GroupOf(group.members, std::ssize(group.members), rank);
   if (!IsOnHost()) UseDeviceMemory();
 }
 
@@ -252,13 +255,13 @@ std::vector<std::byte> Side::Result() const {
 }
 
 size_t Side::num_parts() const {
-  const auto part_bytes = static_cast<size_t>(request_.part_bytes);
+  const size_t part_bytes = request_.part_bytes;
   return part_bytes == 0 ? 1 : std::max<size_t>(1, (operand.size() + part_bytes - 1) / part_bytes);
 }
 
 void Side::StartOn(Engine& engine, StreamHandle stream) {
   request_.stream = stream;
-  request_.ranks = ranks_;
+  if (request_.kind == ExchangeKind::kPermute) request_.pairs = PairsOf(ranks_);
   if (device_memory_) Upload();
   request_.operand = device_memory_ ? device_memory_->operand : std::span(operand);
   request_.result = device_memory_ ? device_memory_->result : std::span(result);
@@ -266,12 +269,9 @@ void Side::StartOn(Engine& engine, StreamHandle stream) {
 }
 
 void Side::DoneOn(Engine& engine, StreamHandle stream) const {
-  if (request_.handle == 0) {
-    return engine.devices()->Done(OrdinalOf(rank_), stream, request_.plan, index_);
-  }
   DeviceRequest request = request_;
   request.stream = stream;
-  engine.devices()->DoneHalf(OrdinalOf(rank_), request);
+  engine.devices()->Done(OrdinalOf(rank_), request);
 }
 
 bool Side::IsFrom(int source) const {

@@ -110,14 +110,16 @@ class Side {
   }
   // A permute that arrives in parts of so many bytes, each with a Done().
   Side& InParts(size_t part_bytes) {
-    request_.part_bytes = static_cast<int64_t>(part_bytes);
+    request_.part_bytes = part_bytes;
     return *this;
   }
   // A start of that handle among ranks 0 and 1, or a finish.
   Side& OfHandle(int64_t handle, bool is_finish) {
     request_.handle = handle;
     request_.is_finish = is_finish;
-    if (!is_finish) request_.kind = ExchangeKind::kAllGather;
+    if (is_finish) return *this;
+    request_.kind = ExchangeKind::kAllGather;
+    request_.group = {0, 1};
     return *this;
   }
   size_t num_parts() const;

@@ -23,8 +23,7 @@ std::shared_ptr<Engine> FindTestEngine(int64_t session);
 }  // namespace jaxhet
 
 #define FindEngine FindTestEngine
-#include "xla_plugin/ffi/device_exchange.cc"  // NOLINT(bugprone-suspicious-include)
-#include "xla_plugin/ffi/exchange.cc"         // NOLINT(bugprone-suspicious-include)
+#include "xla_plugin/ffi/handlers.cc"  // NOLINT(bugprone-suspicious-include)
 #undef FindEngine
 
 namespace jaxhet {

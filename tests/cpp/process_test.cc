@@ -14,16 +14,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "tests/cpp/device_world.h"
-#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
 #include "xla_plugin/base/exit_code.h"
 #include "xla_plugin/base/thread.h"
 
@@ -146,36 +144,23 @@ size_t CountInternetSockets() {
   return count;
 }
 
-// Both processes of a job whose devices exchange over `transport`, in this process.
+// Both processes of a job, in this process.
 std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
   auto ends = ConnectAll(2);
-  auto channel_ends = ConnectAll(2, kChannelSockets);
   std::vector<std::shared_ptr<Engine>> engines;
   for (int i = 0; i < 2; ++i) {
     engines.push_back(MakeEngine(i, options, std::move(ends[static_cast<size_t>(i)])));
   }
-  const auto start = [&](int i) {
-    const auto own = static_cast<size_t>(i);
-    const std::span<std::byte> no_operands;
-    SetUpEngine(*engines[own], options);
-    engines[own]->OpenDevices(HostVendor(), {{i, 0, no_operands}},
-                              ChannelSocketsOf(i, std::move(channel_ends[own])), kLong);
-  };
-  std::thread first(start, 0);
-  start(1);
+  std::thread first([&] { SetUpEngine(*engines[0], options); });
+  SetUpEngine(*engines[1], options);
   first.join();
   return engines;
 }
 
-class ForkedChildTest : public ::testing::TestWithParam<std::string_view> {};
-
-INSTANTIATE_TEST_SUITE_P(Transports, ForkedChildTest, ::testing::Values("socket", "verbs"),
-                         &NameOfParam);
-
 // Else a peer would not see that this process has died while the child lives.
-TEST_P(ForkedChildTest, ForkedChildKeepsNoSocketOfControlDataOrChannels) {
+TEST(ProcessTest, ForkedChildKeepsNoSocketOfControlOrData) {
   const size_t before = CountInternetSockets();
-  const auto engines = StartPair(DeviceOptions(2, GetParam()));
+  const auto engines = StartPair(WorldOptions{});
   EXPECT_GT(CountInternetSockets(), before);
   EXPECT_EQ(ExitCodeOf([&] {
               for (const auto& engine : engines) engine->AbandonInChild();

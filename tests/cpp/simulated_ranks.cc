@@ -160,10 +160,15 @@ void SimulatedRanks::Start(int rank, int64_t index, const SimulatedExchange& exc
   request.kind = exchange.kind;
   request.plan = kPlan;
   request.index = index;
-  request.ranks = side.exchange.ranks;
-  request.group_size = exchange.group_size;
+  request.rank = rank;
+  if (exchange.kind == ExchangeKind::kPermute) {
+    request.pairs = PairsOf(exchange.ranks);
+  } else {
+    request.group = GroupOf(exchange.ranks, exchange.group_size, rank);
+    request.group_size = static_cast<size_t>(exchange.group_size);
+  }
   request.skips_own = exchange.skips_own;
-  request.part_bytes = static_cast<int64_t>(exchange.part_bytes);
+  request.part_bytes = exchange.part_bytes;
   request.operand = side.operand;
   request.result = side.result;
   request.poison = kSimulatedPoison;

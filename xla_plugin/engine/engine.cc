@@ -115,33 +115,21 @@ int Engine::RankOfDevice(int64_t device_id) const {
   Throw(ErrorCode::kUsage, "device ", device_id, " is not one of the job's ", device_ids_.size());
 }
 
-std::shared_ptr<const Engine::Prepared> Engine::FindPrepared(int64_t plan, int64_t index) const {
+std::shared_ptr<const RankExchange> Engine::Planned(int64_t plan, int64_t index, int rank) const {
   const std::lock_guard lock(inbox_mutex_);
   const auto found = plans_.find(plan);
   if (found == plans_.end()) {
     Throw(ErrorCode::kUsage, "this process has no plan ", plan,
           "; compile the program in this job");
   }
-  const std::vector<Prepared>& exchanges = *found->second;
+  const Prepared& exchanges = *found->second;
   if (index < 0 || std::cmp_greater_equal(index, exchanges.size())) {
     Throw(ErrorCode::kUsage, "exchange ", index, " is not in plan ", plan, ", which has ",
           exchanges.size(), "; please report this with a dump (JAXHET_DUMP)");
   }
-  return {found->second, &exchanges[static_cast<size_t>(index)]};
-}
-
-std::shared_ptr<const PlannedExchange> Engine::Planned(int64_t plan, int64_t index,
-                                                       int rank) const {
-  const auto prepared = FindPrepared(plan, index);
-  const auto found = prepared->planned.find(rank);
-  if (found != prepared->planned.end()) return {prepared, &found->second};
-  Throw(ErrorCode::kUsage, "rank ", rank, " is not of this process");
-}
-
-ExchangeRequest Engine::PlannedRequest(int64_t plan, int64_t index, int rank) const {
-  const auto prepared = FindPrepared(plan, index);
-  const auto found = prepared->requests.find(rank);
-  if (found != prepared->requests.end()) return found->second;
+  const auto& parts = exchanges[static_cast<size_t>(index)];
+  const auto part = parts.find(rank);
+  if (part != parts.end()) return {found->second, &part->second};
   Throw(ErrorCode::kUsage, "rank ", rank, " is in no group of exchange ", index);
 }
 
@@ -152,39 +140,43 @@ void Engine::AddPlan(int64_t plan, std::string text, std::string program,
     const std::lock_guard lock(inbox_mutex_);
     own_ranks = own_ranks_;
   }
-  std::vector<Prepared> prepared;
+  const auto devices = FindDevices();
+  Prepared prepared;
   for (const PlannedExchange& exchange : exchanges) {
-    auto requests = RequestsOf(exchange, plan, std::ssize(prepared), own_ranks);
-    Prepared& added =
-        prepared.emplace_back(Prepared{.planned = {}, .requests = std::move(requests)});
-    for (const int rank : own_ranks) added.planned.emplace(rank, PlannedFor(exchange, rank));
-  }
-  if (const auto devices = FindDevices()) {
-    for (const Prepared& each : prepared) {
-      for (const auto& [rank, planned] : each.planned) {
-        if (planned.handle == 0 || planned.is_finish || planned.ranks.empty()) continue;
-        devices->Reserve(rank, planned.handle, CheckedCast<size_t>(planned.handle_bytes),
-                         CheckedCast<size_t>(planned.group_size));
-      }
+    prepared.push_back(PartsOf(exchange, plan, std::ssize(prepared), own_ranks));
+    if (!devices || exchange.handle == 0 || exchange.is_finish) continue;
+    for (const auto& [rank, part] : prepared.back()) {
+      devices->Reserve(rank, exchange.handle, CheckedCast<size_t>(exchange.handle_bytes),
+                       part.group.size());
     }
   }
   {
     const std::lock_guard lock(inbox_mutex_);
-    plans_[plan] = std::make_shared<const std::vector<Prepared>>(std::move(prepared));
+    plans_[plan] = std::make_shared<const Prepared>(std::move(prepared));
   }
   Complete(Submit([plan, text = std::move(text), program = std::move(program),
-                   on_devices = FindDevices() != nullptr](ProgressEngine& progress) {
+                   on_devices = devices != nullptr](ProgressEngine& progress) {
     progress.AddPlan(plan, text, program);
     if (on_devices) progress.PublishPlan(plan);
   }));
 }
 
-void Engine::Fail(const Error& error) {
+void Engine::SubmitUnlessClosed(Command command) {
   try {
-    Complete(Submit([error](ProgressEngine& progress) { progress.Fail(error); }));
+    Complete(Submit(std::move(command)));
   } catch (const Error&) {
     if (!closed_) throw;
   }
+}
+
+void Engine::Fail(const Error& error) {
+  SubmitUnlessClosed([error](ProgressEngine& progress) { progress.Fail(error); });
+}
+
+void Engine::Lose(int peer_rank, std::string_view why) {
+  SubmitUnlessClosed([peer_rank, why = std::string(why)](ProgressEngine& progress) {
+    progress.Lose(peer_rank, why);
+  });
 }
 
 void Engine::Start(ExchangeRequest request) {

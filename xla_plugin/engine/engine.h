@@ -69,11 +69,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   // See Plan. The exchanges of the plan can then start by their places in it.
   void AddPlan(int64_t plan, std::string text, std::string program = {},
                const std::vector<PlannedExchange>& exchanges = {});
-  // The part for a rank of this process. Throws UsageError if the plan or the exchange was not
-  // added.
-  std::shared_ptr<const PlannedExchange> Planned(int64_t plan, int64_t index, int rank) const;
-  // The start of a planned exchange by one rank of this process, without run and buffers.
-  ExchangeRequest PlannedRequest(int64_t plan, int64_t index, int rank) const;
+  // The part of a rank of this process. Throws UsageError if the plan or the exchange was not
+  // added, or the rank has no part in it.
+  std::shared_ptr<const RankExchange> Planned(int64_t plan, int64_t index, int rank) const;
 
   // Returns at once. `request.done` is called by a completion thread, or by this one before the
   // return; never with a lock held.
@@ -112,7 +110,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   // Other threads may be inside any function: what they have started is completed, and from then
   // on they get UsageError.
   void Close(std::chrono::milliseconds timeout);
-  // In a forked child: closes the child's copies of the sockets; nothing else works there. The
+  // In a forked child: closes the child's copies of the sockets for control and between CPUs, so
+  // that peers see when this process has died while the child lives; nothing else works there. The
   // object must be held by a shared_ptr, and is never destroyed: the threads that hold parts of it
   // do not exist in the child.
   void AbandonInChild();
@@ -131,18 +130,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void LogUnfinished();
 
   using Command = std::function<void(ProgressEngine&)>;
-  // An exchange of a plan, by rank of this process, as PlannedFor() and RequestsOf() say.
-  struct Prepared {
-    std::map<int, PlannedExchange> planned;
-    std::map<int, ExchangeRequest> requests;
-  };
+  using Prepared = std::vector<std::map<int, RankExchange>>;  // by index and rank of this process
 
   ChannelOptions OptionsOfChannels(verbs::Nics& nics) const;
   void ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
                        std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
                        const ChannelOptions& options, Time deadline);
-  void InheritSocketsOf(const DeviceEngine& devices);
-  std::shared_ptr<const Prepared> FindPrepared(int64_t plan, int64_t index) const;
   void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);
   std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
@@ -151,6 +144,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   [[noreturn]] static void ThrowClosed();
   // Runs the command now or leaves it to the monitor's holder. Completions are of this run.
   std::vector<Completion> Submit(Command command);
+  void SubmitUnlessClosed(Command command);
   void RunCommands();
   void Complete(std::vector<Completion> completions);
   void Publish();
@@ -173,10 +167,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   std::shared_ptr<Engine> keep_alive_;  // there
 
   mutable std::mutex inbox_mutex_;
-  std::vector<Command> inbox_;       // under inbox_mutex_
-  std::vector<int64_t> device_ids_;  // by rank; under inbox_mutex_
-  std::vector<int> own_ranks_;       // under inbox_mutex_
-  std::map<int64_t, std::shared_ptr<const std::vector<Prepared>>> plans_;  // under inbox_mutex_
+  std::vector<Command> inbox_;                                // under inbox_mutex_
+  std::vector<int64_t> device_ids_;                           // by rank; under inbox_mutex_
+  std::vector<int> own_ranks_;                                // under inbox_mutex_
+  std::map<int64_t, std::shared_ptr<const Prepared>> plans_;  // under inbox_mutex_
   std::atomic<bool> closed_ = false;
   std::atomic<int64_t> last_id_ = 0;
   std::atomic<Time> wakes_at_ = Time::max();  // the progress thread, by itself

@@ -77,10 +77,8 @@ void Engine::OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own
     const std::lock_guard lock(devices_mutex_);
     devices_ = devices;
   }
-  Complete(Submit([this, devices = devices.get()](ProgressEngine& progress) {
-    progress.SetDevices(devices);
-    InheritSocketsOf(*devices);
-  }));
+  Complete(Submit(
+      [devices = devices.get()](ProgressEngine& progress) { progress.SetDevices(devices); }));
 }
 
 void Engine::OpenChannels(const std::vector<ChannelPair>& pairs,
@@ -88,13 +86,6 @@ void Engine::OpenChannels(const std::vector<ChannelPair>& pairs,
   const auto opened = devices();
   verbs::Nics nics(options_.verbs);  // the arena has its own
   ConnectChannels(opened->ranks(), pairs, sockets, OptionsOfChannels(nics), Clock::now() + timeout);
-  Complete(Submit([this, opened](ProgressEngine& /*progress*/) { InheritSocketsOf(*opened); }));
-}
-
-void Engine::InheritSocketsOf(const DeviceEngine& devices) {
-  for (const int fd : devices.SocketFds()) {
-    if (std::ranges::count(inherited_fds_, fd) == 0) inherited_fds_.push_back(fd);
-  }
 }
 
 std::map<std::string, uint64_t> Engine::DeviceStats() const {
@@ -175,16 +166,6 @@ void Engine::CloseDevices(milliseconds timeout) {
     Fail(DevicesUnderWayError());
   }
   if (failure()) devices->Abandon();
-}
-
-void Engine::Lose(int peer_rank, std::string_view why) {
-  try {
-    Complete(Submit([peer_rank, why = std::string(why)](ProgressEngine& progress) {
-      progress.Lose(peer_rank, why);
-    }));
-  } catch (const Error&) {
-    if (!closed_) throw;
-  }
 }
 
 bool Engine::HasLeft(int rank) {

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "xla_plugin/engine/control/message_checks.h"
-
 namespace jaxhet {
 
 using std::chrono::milliseconds;
@@ -16,6 +14,11 @@ namespace {
 constexpr size_t kMostChannelMessages = 1 << 16;
 constexpr milliseconds kBusyPeriod{5};           // between polls of a peer that leaves
 constexpr std::chrono::seconds kArrivalTime{1};  // from slots or sockets into a result
+
+void CheckEmpty(std::string_view body) {
+  if (body.empty()) return;
+  Throw(ErrorCode::kTransport, "a message is ", body.size(), " bytes too long");
+}
 
 void AddPlanOf(Peer& peer, std::string_view body) {
   const auto info = TakeInfo<PlanInfo>(body);
@@ -172,7 +175,10 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
       return CheckEmpty(body);
     case MessageType::kFail: {
       const Error error = ParseFail(body);
-      CheckFailedProcess(error, peers_.roster());
+      if (error.failed_process() < 0 || error.failed_process() >= peers_.roster().num_processes()) {
+        Throw(ErrorCode::kTransport, "it reports a failure of process ", error.failed_process(),
+              ", which does not exist: ", error.text());
+      }
       heard_failure_ = true;
       throw Error(error);
     }
@@ -314,12 +320,11 @@ void ProgressEngine::AnswerGoodbye(Peer& peer) {
 void ProgressEngine::CheckPeer(Peer& peer) {
   if (peer.left) {
     if (!WaitsInVain(peer)) return;
-    throw LeftError(ContextOf(peer.process).before, peers_.roster().ProcessName(peer.process),
+    throw LeftError(ContextOf(peer.process), peers_.roster().ProcessName(peer.process),
                     peer.process);
   }
   if (peer.lost.empty()) return;
-  const auto [before, after] = ContextOf(peer.process);
-  throw LostError(before, peer.lost, after, peer.process);
+  throw LostError(ContextOf(peer.process), peer.lost, peer.process);
 }
 
 // For a peer that has left. What devices wait for may have come as far as a channel's slots, or its
@@ -338,12 +343,11 @@ std::optional<DeviceWait> ProgressEngine::DeviceWaitFor(int process) const {
   return devices_->OldestWait(peers_.roster().RanksOf(process));
 }
 
-ErrorContext ProgressEngine::ContextOf(int process) const {
+std::string ProgressEngine::ContextOf(int process) const {
   const auto wait = exchanges_.With(process) == nullptr ? DeviceWaitFor(process) : std::nullopt;
   if (!wait) return exchanges_.ContextOf(process);
-  return {.before = StrCat(WhereText(peers_.FactsOf(wait->rank, wait->plan, wait->index)),
-                           peers_.roster().RankAndProcess(wait->peer_rank), ": "),
-          .after = {}};
+  return StrCat(WhereText(peers_.FactsOf(wait->rank, wait->plan, wait->index)),
+                peers_.roster().RankAndProcess(wait->peer_rank), ": ");
 }
 
 bool ProgressEngine::IsQuiet() const {

@@ -126,7 +126,7 @@ class ProgressEngine : private PeerEvents {
   bool WaitsFor(int process) const {
     return exchanges_.With(process) != nullptr || DeviceWaitFor(process);
   }
-  ErrorContext ContextOf(int process) const;
+  std::string ContextOf(int process) const;
 
   const Options options_;
   const Severity least_severity_;

@@ -23,8 +23,7 @@
 #include "xla_plugin/base/exit_code.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/registry.h"
-#include "xla_plugin/ffi/device_exchange.h"
-#include "xla_plugin/ffi/exchange.h"
+#include "xla_plugin/ffi/handlers.h"
 #include "xla_plugin/net/seal.h"
 #include "xla_plugin/net/verbs/distance.h"
 #include "xla_plugin/net/verbs/nics.h"
@@ -32,8 +31,8 @@
 
 namespace nb = nanobind;
 
-// Errors reach Python as RuntimeError with the text "jaxhet.<Class>: ..."; _ffi.py turns them into
-// the classes.
+// jaxhet/_engine.pyi describes the functions. Errors reach Python as RuntimeError with the text
+// "jaxhet.<Class>: ..."; _ffi.py turns them into the classes.
 namespace jaxhet {
 namespace {
 
@@ -306,34 +305,26 @@ NB_MODULE(_engine, m) {
   using jaxhet::milliseconds;
   using Released = nb::call_guard<nb::gil_scoped_release>;
 
-  nb::class_<Engine>(m, "Engine", "The engine of one process of a job.")
+  nb::class_<Engine>(m, "Engine")
       .def(nb::new_(&jaxhet::MakeEngine), nb::arg("session"), nb::arg("process"),
            nb::arg("num_processes"), nb::arg("options"))
       .def("add_peer", &jaxhet::AddPeer, nb::arg("process"), nb::arg("description"),
            nb::arg("control_fd"), nb::arg("data_fds"), nb::arg("same_host"), nb::arg("transports"),
            nb::arg("device_transports"), nb::arg("refused"), nb::arg("keys"),
-           nb::arg("timeout_ms") = nb::none(),
-           "Owns the sockets from now on, also when it raises. Keys (to send, to receive), 64 "
-           "hexadecimal digits each: of the control connection, and of each for data. With a "
-           "timeout, after start: also agrees with the peer on a transport.")
+           nb::arg("timeout_ms") = nb::none())
       .def(
           "start",
           [](Engine& engine, int64_t timeout_ms) { engine.Connect(milliseconds(timeout_ms)); },
-          nb::arg("timeout_ms"), Released(),
-          "Agrees with all peers on transports; then the progress thread runs.")
-      .def("set_ranks", &jaxhet::SetRanks, nb::arg("ranks"), Released(),
-           "Per rank: (device id, process, island, platform).")
+          nb::arg("timeout_ms"), Released())
+      .def("set_ranks", &jaxhet::SetRanks, nb::arg("ranks"), Released())
       .def("register_plan", &jaxhet::RegisterPlan, nb::arg("fingerprint"), nb::arg("text"),
-           nb::arg("program"), nb::arg("exchanges"), Released(),
-           "Two texts of lines: the exchanges; and the program's name with a digest, then its "
-           "equations. Then the exchanges as PlannedExchange has them.")
+           nb::arg("program"), nb::arg("exchanges"), Released())
       .def(
           "wait_failure",
           [](const Engine& engine, int64_t timeout_ms) {
             return jaxhet::ToTuple(engine.WaitFailure(milliseconds(timeout_ms)));
           },
-          nb::arg("timeout_ms"), Released(),
-          "(error class, text) of the first cause; None at the timeout or after close().")
+          nb::arg("timeout_ms"), Released())
       .def("error", [](const Engine& engine) { return jaxhet::ToTuple(engine.failure()); })
       .def(
           "fail",
@@ -355,12 +346,7 @@ NB_MODULE(_engine, m) {
                                milliseconds(timeout_ms), jaxhet::ToPairs(later));
           },
           nb::arg("vendor"), nb::arg("devices"), nb::arg("sockets"), nb::arg("timeout_ms"),
-          nb::arg("later"), Released(),
-          "After set_ranks, where ranks are GPUs: (rank, ordinal, address, bytes) of each of this "
-          "process. At the address are PROOF_BYTES for each rank of the job, in the allocation "
-          "that operands will be in: peers' devices may read it in place. 0 bytes: they may not. "
-          "Agrees with the processes of other ranks on the channels between them, but for the "
-          "pairs of ranks (here, there) in `later`, for which it takes memory.")
+          nb::arg("later"), Released())
       .def(
           "open_channels",
           [](Engine& engine, const std::vector<std::pair<int, int>>& pairs,
@@ -368,42 +354,38 @@ NB_MODULE(_engine, m) {
             engine.OpenChannels(jaxhet::ToPairs(pairs), jaxhet::ToSockets(sockets),
                                 milliseconds(timeout_ms));
           },
-          nb::arg("pairs"), nb::arg("sockets"), nb::arg("timeout_ms"), Released(),
-          "The channels of pairs in `later`, with one peer, which does the same. At any time.")
+          nb::arg("pairs"), nb::arg("sockets"), nb::arg("timeout_ms"), Released())
       .def("stats", &jaxhet::Stats, Released())
-      .def("peer_stats", &jaxhet::PeerStats, "Counters of each process and transport.")
-      .def("flight_record", &jaxhet::FlightRecords, "The last exchanges, oldest first.")
-      .def("transport_of", &jaxhet::TransportOf, nb::arg("process"), Released(),
-           "(name, [(refused transport, reason)]).")
+      .def("peer_stats", &jaxhet::PeerStats)
+      .def("flight_record", &jaxhet::FlightRecords)
+      .def("transport_of", &jaxhet::TransportOf, nb::arg("process"), Released())
       .def(
           "close",
           [](Engine& engine, int64_t timeout_ms) { engine.Close(milliseconds(timeout_ms)); },
           nb::arg("timeout_ms"), Released())
       .def("abandon_in_child", &Engine::AbandonInChild);
 
-  m.def("handlers", &jaxhet::Handlers, R"("cpu" or "gpu" -> FFI target -> capsule.)");
+  m.def("handlers", &jaxhet::Handlers);
 
-  m.def("vendors", &jaxhet::ListVendors, R"([(name, devices, why they can't be used or "")].)");
+  m.def("vendors", &jaxhet::ListVendors);
 
   m.def(
       "libcrypto", [] { return std::string(jaxhet::Crypto(jaxhet::Encryption::kFull).version(0)); },
-      Released(), "Version of OpenSSL's libcrypto; raises if it can't be loaded.");
+      Released());
 
-  m.def("nics", &jaxhet::ListNics, nb::arg("options"),
-        "Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.");
+  m.def("nics", &jaxhet::ListNics, nb::arg("options"));
   m.def(
       "distance",
       [](const std::string& sysfs, const std::string& a, const std::string& b) {
         const auto distance = jaxhet::verbs::DistanceBetween(sysfs, a, b);
         return std::string(jaxhet::verbs::kDistanceNames.at(static_cast<size_t>(distance)));
       },
-      nb::arg("sysfs"), nb::arg("a"), nb::arg("b"), "Of two PCI addresses: one of DISTANCES.");
-  nb::class_<jaxhet::Relay>(m, "Relay", "Passes bytes to a service; see relay.h.")
+      nb::arg("sysfs"), nb::arg("a"), nb::arg("b"));
+  nb::class_<jaxhet::Relay>(m, "Relay")
       .def(nb::init<const std::string&, const std::string&>(), nb::arg("host"), nb::arg("port"))
       .def_prop_ro("port", &jaxhet::Relay::port)
       .def("close", &jaxhet::Relay::Close, Released());
-  m.def("fail_exit", &jaxhet::FailExit, nb::arg("code"),
-        "Has this process exit with `code` in place of 0.");
+  m.def("fail_exit", &jaxhet::FailExit, nb::arg("code"));
   m.def(
       "limit_finalization",
       [](double limit_s, std::string text, int code) {
@@ -411,11 +393,9 @@ NB_MODULE(_engine, m) {
         jaxhet::LimitExit(&jaxhet::IsFinalizing, std::chrono::duration_cast<milliseconds>(limit),
                           std::move(text), code);
       },
-      nb::arg("limit_s"), nb::arg("text"), nb::arg("code"),
-      "Ends the process if the interpreter takes longer to end after its exit hooks.");
+      nb::arg("limit_s"), nb::arg("text"), nb::arg("code"));
 
-  m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"),
-        R"(Of the NIC with this folder of sysfs; "" for one in software.)");
+  m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"));
 
   nb::list distances;
   for (const std::string_view name : jaxhet::verbs::kDistanceNames) distances.append(name.data());

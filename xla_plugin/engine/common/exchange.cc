@@ -60,51 +60,39 @@ std::vector<int> ConnectedTo(int rank, std::span<const Pair> pairs) {
   return {connected.begin(), connected.end()};
 }
 
-PlannedExchange PlannedFor(const PlannedExchange& exchange, int rank) {
-  const bool is_permute = exchange.kind == ExchangeKind::kPermute;
-  const size_t size = is_permute ? 2 : CheckedCast<size_t>(exchange.group_size);
-  PlannedExchange planned = exchange;
-  planned.ranks.clear();
-  std::span<const int64_t> rest = exchange.ranks;
-  for (; size > 0 && rest.size() >= size; rest = rest.subspan(size)) {
-    const auto entry = rest.first(size);
-    if (std::ranges::find(entry, rank) == entry.end()) continue;
-    planned.ranks.insert(planned.ranks.end(), entry.begin(), entry.end());
-  }
-  return planned;
-}
-
-std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64_t plan,
-                                          int64_t index, std::span<const int> own_ranks) {
+std::map<int, RankExchange> PartsOf(const PlannedExchange& exchange, int64_t plan, int64_t index,
+                                    std::span<const int> own_ranks) {
   const bool is_permute = exchange.kind == ExchangeKind::kPermute;
   const auto takes_part = [&](int rank) {
     return std::ranges::find(exchange.ranks, rank) != exchange.ranks.end();
   };
-  ExchangeRequest request;
-  request.kind = exchange.kind;
-  request.plan = plan;
-  request.index = index;
-  request.deadline_ms = exchange.deadline_ms;
-  request.handle = exchange.handle;
-  request.is_finish = exchange.is_finish;
+  RankExchange part;
+  part.kind = exchange.kind;
+  part.plan = plan;
+  part.index = index;
+  part.deadline_ms = exchange.deadline_ms;
+  part.handle = exchange.handle;
+  part.is_finish = exchange.is_finish;
+  part.skips_own = exchange.skips_own;
+  part.part_bytes = CheckedCast<size_t>(exchange.part_bytes);
   if (is_permute) {
-    request.pairs = PairsOf(exchange.ranks);
+    part.pairs = PairsOf(exchange.ranks);
   } else {
-    request.group_size = CheckedCast<size_t>(exchange.group_size);
+    part.group_size = CheckedCast<size_t>(exchange.group_size);
   }
-  std::map<int, ExchangeRequest> requests;
+  std::map<int, RankExchange> parts;
   for (const int rank : own_ranks) {
     if (!is_permute && !takes_part(rank)) continue;
-    ExchangeRequest& own = requests.emplace(rank, request).first->second;
+    RankExchange& own = parts.emplace(rank, part).first->second;
     own.rank = rank;
-    own.group = is_permute ? ConnectedTo(rank, request.pairs)
+    own.group = is_permute ? ConnectedTo(rank, part.pairs)
                            : GroupOf(exchange.ranks, exchange.group_size, rank);
     std::vector<int> siblings;
     std::ranges::copy_if(own_ranks, std::back_inserter(siblings),
                          [&](int other) { return other != rank && takes_part(other); });
     own.siblings = std::move(siblings);
   }
-  return requests;
+  return parts;
 }
 
 uint64_t CommunicatorId(std::span<const int> group) {

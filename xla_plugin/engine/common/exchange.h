@@ -40,7 +40,7 @@ struct Pair {
   int target;
 };
 
-// One rank's start of one exchange. The buffers stay valid until `done` is called.
+// One rank's part of one exchange of a plan.
 //   permute:    the target of a pair gets the source's operands; a rank that is no target, zeros. A
 //               rank is the target of one pair at most, and the source of any number.
 //   all_gather: the first bytes of the members' operands, joined in group order, are the result.
@@ -48,9 +48,8 @@ struct Pair {
 //   all_to_all: a result has one block per member, which gets that member's block number
 //               <own index in the group>. The last blocks of an operand may be shorter or empty;
 //               zeros fill the result's up.
-struct ExchangeRequest {
+struct RankExchange {
   int rank = 0;
-  int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
   ExchangeKind kind = ExchangeKind::kAllGather;
   int64_t plan = 0;
   int64_t index = 0;         // the exchange's number in the plan
@@ -62,22 +61,29 @@ struct ExchangeRequest {
   int64_t handle = 0;        // key of a start or finish; 0: the exchange is whole
   bool is_finish = false;
   bool is_detached = false;  // may end after its execution
-  std::vector<std::span<const std::byte>> operands;
-  std::vector<std::span<std::byte>> results;  // one for each operand
-  DoneCallback done;
+  bool skips_own = false;  // on GPUs, the block of the result that is the rank's own stays as it is
+  size_t part_bytes = 0;   // on GPUs, size of a permute's parts, each with a Done(); 0: one part
 };
 
-// An exchange of a plan, as the compiler's passes made it.
+// A start on a CPU. The buffers stay valid until `done` is called.
+struct ExchangeRequest : RankExchange {
+  int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
+  std::vector<std::span<const std::byte>> operands = {};
+  std::vector<std::span<std::byte>> results = {};  // one for each operand
+  DoneCallback done = {};
+};
+
+// An exchange of a plan for all ranks, as the compiler's passes made it.
 struct PlannedExchange {
   ExchangeKind kind = ExchangeKind::kPermute;
   std::vector<int64_t> ranks;  // all groups, as GroupOf() reads them; of a permute, as PairsOf()
   int64_t group_size = 0;      // at least the members of the largest group
   int64_t deadline_ms = 0;     // 0: Options::deadline_ms
-  bool skips_own = false;      // see DeviceRequest
-  int64_t part_bytes = 0;      // see DeviceRequest
-  int64_t handle = 0;          // see ExchangeRequest
-  bool is_finish = false;      // likewise
-  int64_t handle_bytes = 0;    // with a handle, size of the operand
+  bool skips_own = false;      // this and the next ones: see RankExchange
+  int64_t part_bytes = 0;
+  int64_t handle = 0;
+  bool is_finish = false;
+  int64_t handle_bytes = 0;  // with a handle, size of the operand
 };
 
 struct Exchange;
@@ -109,13 +115,10 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
 // target of two.
 std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
 
-// The part of a plan's exchange for `rank`: its group, or the pairs of a permute that it is in.
-PlannedExchange PlannedFor(const PlannedExchange& exchange, int rank);
-
-// The start of a plan's exchange by each rank of this process that takes part, without run and
-// buffers. Throws UsageError as GroupOf() and PairsOf() do.
-std::map<int, ExchangeRequest> RequestsOf(const PlannedExchange& exchange, int64_t plan,
-                                          int64_t index, std::span<const int> own_ranks);
+// The part of each rank of this process that takes part; of a permute, that of all. Throws
+// UsageError as GroupOf() and PairsOf() do.
+std::map<int, RankExchange> PartsOf(const PlannedExchange& exchange, int64_t plan, int64_t index,
+                                    std::span<const int> own_ranks);
 
 // `rank` and the ranks that `pairs` connect with it, directly or through others, in order. All
 // other ranks may be in another branch of their program.

@@ -10,11 +10,9 @@ constexpr std::string_view kEqualBranches =
 constexpr std::string_view kWaitForResults = "Wait for the results before jaxhet.shutdown().";
 
 std::string LateText(const LatePeer& peer) {
-  if (peer.has_started && peer.moved) {
-    return StrCat(peer.name, " is too slow", MovedText(peer.moved), "; ");
-  }
   if (peer.has_started) {
-    return StrCat(peer.name, " is too slow: its device has not come to it within ",
+    return StrCat(peer.name,
+                  " is too slow: it has started it, but its data has not arrived within ",
                   peer.waited.count(), " ms. ");
   }
   const std::string text =
@@ -28,12 +26,6 @@ std::string LateText(const LatePeer& peer) {
 
 std::string WhereText(const RankFacts& own) {
   return StrCat("[", own.rank, "] ", own.exchange, ": ");
-}
-
-std::string MovedText(const std::optional<MovedBytes>& moved) {
-  if (!moved) return {};
-  return StrCat(" (", moved->received, " of ", moved->to_receive, " bytes received, ", moved->sent,
-                " of ", moved->to_send, " sent)");
 }
 
 Error LateError(const RankFacts& own, std::span<const LatePeer> peers, int process) {
@@ -76,17 +68,6 @@ Error PassedExchangeError(const RankFacts& own, const RankFacts& peer) {
           peer.process};
 }
 
-Error SizeMismatchError(const RankFacts& own, const RankFacts& peer, const TransferSizes& ours,
-                        const TransferSizes& theirs) {
-  return {ErrorCode::kPlanMismatch,
-          StrCat(WhereText(own), peer.rank_and_process,
-                 " starts it with other sizes or another kind: it sends ", theirs.send,
-                 " bytes and expects ", theirs.receive, " (kind ", theirs.kind, "), here ",
-                 ours.receive, " are expected and ", ours.send, " sent (kind ", ours.kind,
-                 "). The plans agree, so this is an error in jaxhet: please report it."),
-          peer.process};
-}
-
 Error OverlapError(std::string_view started, std::string_view open) {
   return {ErrorCode::kUsage,
           StrCat("two executions of programs overlap on this rank: one starts ", started,
@@ -102,9 +83,9 @@ Error LeftError(std::string_view where, std::string_view process_name, int proce
       process};
 }
 
-Error LostError(std::string_view where, std::string_view why, std::string_view moved, int process) {
+Error LostError(std::string_view where, std::string_view why, int process) {
   return {ErrorCode::kPeer,
-          StrCat(where, "the process has died or can't be reached: ", why, moved,
+          StrCat(where, "the process has died or can't be reached: ", why,
                  ". Look at what that process printed last, then run the job again from its last "
                  "checkpoint."),
           process};

@@ -34,31 +34,15 @@ struct RankFacts {
 // "[rank 0/2 cuda0] exchange 3 (...): ".
 std::string WhereText(const RankFacts& own);
 
-// Bytes of a transfer between hosts.
-struct MovedBytes {
-  size_t received;
-  size_t to_receive;
-  size_t sent;
-  size_t to_send;
-};
-// " (7 of 8 bytes received, 0 of 8 sent)"; empty if nothing is known.
-std::string MovedText(const std::optional<MovedBytes>& moved);
-
-// Text to put before and after that of an error.
-struct ErrorContext {
-  std::string before;
-  std::string after;
-};
 // Calls `function`. If it throws an Error that names no process, throws one that names `process`.
-// `context()` returns what to put before and after the text.
+// `context()` returns what to put before the text.
 template <typename Context, typename Function>
 void AttributeTo(int process, Context context, Function function) {
   try {
     function();
   } catch (const Error& error) {
     if (error.failed_process() >= 0) throw;
-    const auto& [before, after] = context();
-    throw Error(error.code(), StrCat(before, error.text(), after), process);
+    throw Error(error.code(), StrCat(context(), error.text()), process);
   }
 }
 
@@ -66,8 +50,7 @@ void AttributeTo(int process, Context context, Function function) {
 struct LatePeer {
   std::string name;  // rank and process
   std::chrono::milliseconds waited;
-  bool has_started = false;         // this exchange
-  std::optional<MovedBytes> moved;  // if it has, between hosts
+  bool has_started = false;  // this exchange
   // The latest exchange of the peer, if it has not started this one.
   std::optional<std::string> last_exchange;
   std::optional<std::chrono::milliseconds> last_ago;  // not known between devices
@@ -79,28 +62,18 @@ Error LateError(const RankFacts& own, std::span<const LatePeer> peers, int proce
 Error ProgramMismatchError(const RankFacts& own, const RankFacts& peer);
 // The peer's plan is not known.
 Error UnknownProgramError(const RankFacts& own, const RankFacts& peer);
-// The peer started another exchange of the same plan.
+// The peer started another exchange of the same plan, or with other bytes.
 Error ExchangeMismatchError(const RankFacts& own, const RankFacts& peer, uint64_t own_bytes,
                             uint64_t peer_bytes);
 // The peer started an exchange that this rank has passed.
 Error PassedExchangeError(const RankFacts& own, const RankFacts& peer);
-
-// A transfer as one end describes it.
-struct TransferSizes {
-  uint64_t send;
-  uint64_t receive;
-  int64_t kind;
-};
-// The sizes or the kinds of one exchange do not match.
-Error SizeMismatchError(const RankFacts& own, const RankFacts& peer, const TransferSizes& ours,
-                        const TransferSizes& theirs);
 
 // Two executions overlap on a rank; both exchanges with their programs.
 Error OverlapError(std::string_view started, std::string_view open);
 
 // `where` ends with ": ". The process has left the job, or can't be reached any more.
 Error LeftError(std::string_view where, std::string_view process_name, int process);
-Error LostError(std::string_view where, std::string_view why, std::string_view moved, int process);
+Error LostError(std::string_view where, std::string_view why, int process);
 // This process leaves the job.
 Error UnderWayError(std::string_view where);
 Error DevicesUnderWayError();

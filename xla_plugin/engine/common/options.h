@@ -32,8 +32,8 @@ inline std::chrono::milliseconds PathTimeout(const Options& options) {
 
 using OptionValue = std::variant<int64_t, std::string>;
 
-// Throws UsageError, which lists all names, if a name is unknown or not given, or if a value has
-// the other type. The caller has checked the ranges.
+// Throws UsageError if a name is unknown or not given, or if a value has the other type. The caller
+// has checked the ranges.
 Options ParseOptions(const std::map<std::string, OptionValue>& values);
 
 }  // namespace jaxhet

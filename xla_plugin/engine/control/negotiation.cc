@@ -8,6 +8,7 @@
 #include <map>
 
 #include "xla_plugin/base/checked.h"
+#include "xla_plugin/engine/common/messages.h"
 
 namespace jaxhet {
 namespace {
@@ -39,15 +40,10 @@ class NoPath final : public Connection {
 };
 
 Candidates OpenCandidates(Introduction& introduction) {
-  const TransportSetup setup{.same_host = introduction.same_host,
-                             .chunk_bytes = introduction.chunk_bytes,
-                             .path_timeout = introduction.path_timeout,
-                             .control_fd = introduction.peer->channel.socket()->fd(),
-                             .page = introduction.page,
-                             .nics = introduction.nics,
-                             .data_fds = &introduction.data_fds,
-                             .data_keys = &introduction.data_keys,
-                             .encryption = introduction.encryption};
+  TransportSetup& setup = introduction.setup;
+  setup.control_fd = introduction.peer->channel.socket()->fd();
+  setup.data_fds = &introduction.data_fds;
+  setup.data_keys = &introduction.data_keys;
   Candidates candidates;
   if (introduction.allowed.empty()) return candidates;
   for (const Transport& transport : Transports()) {
@@ -192,13 +188,9 @@ void Conclude(Peer& peer, Candidates& candidates, Time deadline) {
 template <typename Step>
 void ForEach(std::span<Introduction> introductions, Step step) {
   for (Introduction& introduction : introductions) {
-    try {
-      step(introduction);
-    } catch (const Error& error) {
-      if (error.failed_process() >= 0) throw;
-      throw Error(error.code(), introduction.error_prefix + std::string(error.text()),
-                  introduction.peer->process);
-    }
+    AttributeTo(
+        introduction.peer->process, [&] { return introduction.error_prefix; },
+        [&] { step(introduction); });
   }
 }
 

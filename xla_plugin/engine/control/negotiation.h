@@ -18,14 +18,9 @@ struct Introduction {
   std::string error_prefix;                    // how an error about the peer begins
   std::vector<std::string> allowed;            // transports
   std::map<std::string, std::string> refused;  // refused transports, and why
-  bool same_host;
-  size_t chunk_bytes;
-  std::chrono::milliseconds path_timeout;
-  const SharedPage* page;  // ours
-  verbs::Nics* nics;       // ours
   std::vector<Fd> data_fds;
   std::vector<SealKeys> data_keys;  // one for each data socket
-  Encryption encryption;
+  TransportSetup setup;             // but for the sockets
 };
 
 // Agrees with all peers, each over its control connection, on the transport to use: the first of

@@ -44,14 +44,17 @@ Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
           .error_prefix = Where(spec.process),
           .allowed = std::move(spec.transports),
           .refused = std::move(spec.refused),
-          .same_host = spec.same_host,
-          .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
-          .path_timeout = PathTimeout(options_),
-          .page = &page_,
-          .nics = &nics_,
           .data_fds = std::move(spec.data),
           .data_keys = std::move(keys),
-          .encryption = encryption_};
+          .setup = {.same_host = spec.same_host,
+                    .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
+                    .path_timeout = PathTimeout(options_),
+                    .control_fd = -1,
+                    .page = &page_,
+                    .nics = &nics_,
+                    .data_fds = nullptr,
+                    .data_keys = nullptr,
+                    .encryption = encryption_}};
 }
 
 void PeerTable::Introduce(Time deadline, const std::function<void(const Error&)>& on_error) {
@@ -94,17 +97,10 @@ const Plans& PeerTable::PlansOf(int process) const {
 }
 
 RankFacts PeerTable::FactsOf(int rank, int64_t plan, int64_t index) const {
-  const int process = roster_.ProcessOf(rank);
+  const bool exists = rank >= 0 && rank < roster_.num_ranks();
+  const int process = exists ? roster_.ProcessOf(rank) : roster_.process();
   const Plans unknown;  // stands for a process without connection
-  return Facts(process, rank, peers_.contains(process) ? PlansOf(process) : unknown, plan, index);
-}
-
-RankFacts PeerTable::OwnFacts(int rank, int64_t plan, int64_t index) const {
-  return Facts(roster_.process(), rank, plans_, plan, index);
-}
-
-RankFacts PeerTable::Facts(int process, int rank, const Plans& plans, int64_t plan,
-                           int64_t index) const {
+  const Plans& plans = peers_.contains(process) ? PlansOf(process) : unknown;
   return {.process = process,
           .rank = roster_.RankName(rank),
           .rank_and_process = roster_.RankAndProcess(rank),

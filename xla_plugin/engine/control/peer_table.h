@@ -56,10 +56,9 @@ class PeerTable {
   const Plans& plans() const { return plans_; }
   const Plans& PlansOf(int process) const;
 
-  // Facts for errors about a rank's exchange.
+  // Facts for errors about a rank's exchange. A rank that does not exist is taken for one of this
+  // process.
   RankFacts FactsOf(int rank, int64_t plan, int64_t index) const;
-  // The same for a rank of this process, which may not exist.
-  RankFacts OwnFacts(int rank, int64_t plan, int64_t index) const;
   // "[process 0/2] process 1 (<description>): ".
   std::string Where(int process) const;
 
@@ -67,8 +66,6 @@ class PeerTable {
   std::vector<PeerCounts> Counts() const;
 
  private:
-  RankFacts Facts(int process, int rank, const Plans& plans, int64_t plan, int64_t index) const;
-
   const Options& options_;
   PeerEvents& events_;
   const Encryption encryption_;

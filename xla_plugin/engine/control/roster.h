@@ -31,6 +31,9 @@ class Roster {
   // Throws UsageError for a rank that does not exist (or before SetRanks).
   const RankInfo& Info(int rank) const;
   int ProcessOf(int rank) const { return Info(rank).process; }
+  bool IsRankOf(int rank, int process) const {
+    return rank >= 0 && rank < num_ranks() && ProcessOf(rank) == process;
+  }
   std::vector<int> RanksOf(int process) const;
 
   // "rank 3/16 cpu1".

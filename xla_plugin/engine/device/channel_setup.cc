@@ -149,7 +149,11 @@ class ChannelNegotiation {
       mail_.check();
       const auto messages =
           mail_.receive([this](const auto& message) { return IsWanted(message); });
-      for (const ChannelMessage& message : messages) HandleAttributed(message);
+      for (const ChannelMessage& message : messages) {
+        AttributeTo(
+            message.process, [&] { return StrCat("process ", message.process, ": "); },
+            [&] { Handle(message); });
+      }
       if (messages.empty()) CheckNobodyLeft();
       if (Clock::now() > deadline) ThrowLate();
       std::this_thread::sleep_for(std::chrono::microseconds(200));
@@ -226,11 +230,7 @@ class ChannelNegotiation {
   void CheckNobodyLeft() const {
     const auto check = [this](const ChannelPeer& peer) {
       if (peer.same_process || !mail_.has_left(peer.rank)) return;
-      throw Error(ErrorCode::kPeer,
-                  StrCat(peer.name,
-                         " has left the job: its program ended or called jaxhet.shutdown. All "
-                         "processes must run the same programs."),
-                  peer.process);
+      throw LeftError({}, peer.name, peer.process);
     };
     for (const Incoming& incoming : incoming_) {
       if (incoming.state != IncomingState::kNothing) check(*incoming.source);
@@ -295,16 +295,6 @@ class ChannelNegotiation {
                incoming.rank->rank(), " (", incoming.rank->device().info().ToString(), ")");
     for (const auto& [name, reason] : incoming.refusals) text += StrCat("; ", name, ": ", reason);
     throw Error(ErrorCode::kTransport, text, incoming.source->process);
-  }
-
-  void HandleAttributed(const ChannelMessage& message) {
-    try {
-      Handle(message);
-    } catch (const Error& error) {
-      if (error.failed_process() >= 0) throw;
-      throw Error(error.code(), StrCat("process ", message.process, ": ", error.text()),
-                  message.process);
-    }
   }
 
   void Handle(const ChannelMessage& message) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 
 #include "xla_plugin/base/thread.h"
 
@@ -57,14 +56,12 @@ void DeviceEngine::Start(int ordinal, const DeviceRequest& request) {
   if (!std::exchange(is_active_, true)) changed_.notify_all();
 }
 
-void DeviceEngine::Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index) {
+void DeviceEngine::Done(int ordinal, const DeviceRequest& request) {
   DeviceRank& rank = RankOf(ordinal);
-  Failing(rank, plan, index, [&] { rank.Done(stream, plan, index); });
-}
-
-void DeviceEngine::DoneHalf(int ordinal, const DeviceRequest& request) {
-  DeviceRank& rank = RankOf(ordinal);
-  Failing(rank, request.plan, request.index, [&] { handles_.at(rank.rank()).Done(request); });
+  Failing(rank, request.plan, request.index, [&] {
+    if (request.handle != 0) return handles_.at(rank.rank()).Done(request);
+    rank.Done(request.stream, request.plan, request.index);
+  });
 }
 
 void DeviceEngine::Reserve(int rank, int64_t handle, size_t operand_bytes, size_t group_size) {
@@ -120,7 +117,6 @@ Error DeviceEngine::LateOf(int rank, const LateTransfer& late) {
   LatePeer waited_for{.name = peer.rank_and_process,
                       .waited = late.waited,
                       .has_started = late.has_launched,
-                      .moved = {},
                       .last_exchange = {},
                       .last_ago = {}};
   if (late.last) waited_for.last_exchange = peer.exchange;
@@ -212,14 +208,6 @@ std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
     std::ranges::move(rank->watch().FlightRecords(), std::back_inserter(records));
   std::ranges::sort(records, {}, &FlightRecord::started);
   return records;
-}
-
-std::vector<int> DeviceEngine::SocketFds() const {
-  std::set<int> fds;  // channels there and back share some
-  for (const auto& rank : ranks_) {
-    for (const int fd : rank->channels().SocketFds()) fds.insert(fd);
-  }
-  return {fds.begin(), fds.end()};
 }
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {

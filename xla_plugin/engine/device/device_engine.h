@@ -37,9 +37,7 @@ class DeviceEngine {
   // By the thread that launches the work of a device, in the order of the program. They only put
   // work on streams. Any error fails the job, and is thrown.
   void Start(int ordinal, const DeviceRequest& request);
-  void Done(int ordinal, StreamHandle stream, int64_t plan, int64_t index);
-  // The same of a start or a finish.
-  void DoneHalf(int ordinal, const DeviceRequest& request);
+  void Done(int ordinal, const DeviceRequest& request);
   // See DeviceHandles. By the thread that registers a plan.
   void Reserve(int rank, int64_t handle, size_t operand_bytes, size_t group_size);
   Unfinished unfinished() const;
@@ -52,8 +50,6 @@ class DeviceEngine {
   // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
   void Abandon();
 
-  // Sockets of all channels; see DeviceChannel.
-  std::vector<int> SocketFds() const;
   std::map<std::string, uint64_t> Stats() const;
   // Bytes moved by each channel.
   std::vector<ChannelBytes> Bytes() const;

@@ -6,9 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <tuple>
-#include <vector>
 
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/common/handles.h"
@@ -23,7 +21,9 @@ class DeviceHandles {
   explicit DeviceHandles(DeviceRank& rank);
 
   // Allocates memory for a start's exchange, when its plan is registered: not in a program, whose
-  // launch would wait. The driver may wait for programs that run.
+  // launch would wait. The driver may wait for programs that run; they end, since peers need
+  // nothing of this thread. The size, which can be that of all parameters, is known to no arena
+  // before.
   void Reserve(int64_t handle, size_t operand_bytes, size_t group_size);
   // By the thread that launches, as DeviceRank's. The request is a start or a finish.
   std::optional<LaunchMismatch> Start(const DeviceRequest& request);
@@ -41,7 +41,7 @@ class DeviceHandles {
     HandleState state;
     std::byte* result = nullptr;
     size_t num_bytes = 0;
-    std::vector<int> group;
+    SharedList<int> group;
     bool is_known = false;  // it was started
     bool is_done = false;   // the program's stream waits for its data
   };

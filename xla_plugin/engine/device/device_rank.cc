@@ -80,39 +80,23 @@ std::optional<LaunchMismatch> DeviceRank::Start(const DeviceRequest& request) {
                                  .operand_bytes = request.operand.size(),
                                  .poison = request.poison,
                                  .program = request.stream,
-                                 .is_detached = request.handle != 0 && !request.is_finish};
-  const std::vector<DeviceTransfer> plan = PlanTransfers(request, rank_);
-  uint64_t incoming_number = 0;
+                                 .is_detached = request.is_detached};
+  const std::vector<DeviceTransfer> plan = PlanTransfers(request);
   for (const DeviceTransfer& planned : plan) {
     InFlight transfer;
     transfer.number = NextNumber(last_transfer_);
     transfer.is_last = &planned == &plan.back();
     transfer.exchange = exchange;
     transfer.transfer = planned;
-    if (planned.is_own()) {
-      transfer.receive.number = incoming_number + 1;  // leaves the other stream to a receive
-      StartOwn(transfer);
+    if (planned.is_own) {
+      transfers_.Add(transfer);
+      device_->Copy(request.stream, planned.result.data(), planned.operand.data(),
+                    planned.result.size());
     } else if (auto mismatch = StartTransfer(transfer)) {
       return mismatch;
     }
-    incoming_number = transfer.receive.number;
   }
   return std::nullopt;
-}
-
-void DeviceRank::StartOwn(InFlight& own) {
-  const DeviceTransfer& copy = own.transfer;
-  own.receive.route = copy.route;
-  own.is_pending = copy.operand.size() > eager_bytes_;
-  transfers_.Add(own);
-  if (!own.is_pending) {
-    device_->Copy(own.exchange.program, copy.result.data(), copy.operand.data(),
-                  copy.result.size());
-    return;
-  }
-  Event ready = runner_.Record(own.exchange.program);
-  receives_.Receive(own, ready.get());
-  runner_.Recycle(std::move(ready));
 }
 
 std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
@@ -139,9 +123,10 @@ std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
 
 // Puts the start of the transfer on streams.
 void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& overdue) {
-  const auto& [target, source, route, operand, result, part_bytes, parts] = transfer.transfer;
+  const auto [target, source] = std::pair(transfer.transfer.target, transfer.transfer.source);
   const Marks& sends = transfer.send.marks;
   auto* const stream = transfer.exchange.program;
+  const std::span<std::byte> result = transfer.transfer.result;
   if (source < 0) device_->Fill(stream, result.data(), std::byte{0}, result.size());
   const bool receives = source >= 0 && !Is<Eager>(transfer.receive.route);
   Event ready;  // an eager exchange needs none
@@ -217,11 +202,11 @@ void DeviceRank::WaitForRoom(const LaunchLog& log, uint64_t number, Passed passe
 
 Route DeviceRank::ChooseSend(const InFlight& transfer, bool may_be_eager) const {
   const RankChannel& channel = channels_.Outgoing(transfer.transfer.target);
-  return SendRoute(channel.state(), transfer.transfer.operand.size(),
-                   {.is_zero_copy = Is<ZeroCopy>(transfer.send.route),
-                    .may_be_eager = may_be_eager,
-                    .overtakes = !sent_.AreStreamsIdle(),
-                    .is_free = channel.IsFree(channel.chunks)});
+  if (Is<ZeroCopy>(transfer.send.route)) return ZeroCopy{};
+  const bool is_eager = may_be_eager && channel.IsShort(transfer.transfer.operand.size()) &&
+                        sent_.AreStreamsIdle() && channel.IsFree(channel.chunks);
+  if (is_eager) return Eager{channel.chunks};
+  return Slots{channel.chunks};
 }
 
 // The mark of a zero-copy send is given at its Done().

@@ -11,7 +11,6 @@
 
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/stream_work.h"
-#include "xla_plugin/engine/device/device_report.h"
 #include "xla_plugin/engine/device/device_rescue.h"
 #include "xla_plugin/engine/device/device_watch.h"
 #include "xla_plugin/engine/device/in_flight.h"
@@ -83,7 +82,6 @@ class DeviceRank {
     bool is_received;  // now, by the program's stream
   };
 
-  void StartOwn(InFlight& own);
   std::optional<LaunchMismatch> StartTransfer(InFlight& transfer);
   void Launch(const InFlight& transfer, const std::vector<InFlight>& overdue);
   void Announce(const InFlight& transfer, EventHandle ready);

@@ -8,13 +8,53 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "xla_plugin/engine/common/flight_recorder.h"
-#include "xla_plugin/engine/device/device_report.h"
 #include "xla_plugin/engine/device/in_flight.h"
 #include "xla_plugin/engine/device/rank_channels.h"
 
 namespace jaxhet {
+
+// The peer has launched something else where this rank launches `own`.
+struct LaunchMismatch {
+  int peer_rank;
+  Launch own;
+  Launch theirs;
+};
+
+// An exchange that waits for longer than its deadline.
+struct LateTransfer {
+  int64_t plan;
+  int64_t index;
+  int peer_rank;
+  bool has_launched;           // the peer, this exchange
+  std::optional<Launch> last;  // the peer's latest one, if not
+  std::chrono::milliseconds waited;
+};
+
+// A channel to or from that rank.
+struct BrokenChannel {
+  int peer_rank;
+  std::string why;
+};
+
+// State of the exchanges in flight.
+struct WatchReport {
+  size_t in_flight = 0;
+  std::optional<LateTransfer> late;
+  std::optional<LaunchMismatch> mismatch;  // where the peer's launch arrived in a message
+  std::optional<BrokenChannel> broken;
+};
+
+// An exchange in flight that waits for the peer.
+struct DeviceWait {
+  int rank;
+  int peer_rank;
+  int64_t plan;
+  int64_t index;
+  Time since;  // reached by the device; Time::max() if it has not been
+};
 
 // A rank's exchanges as any thread sees them. Makes no driver call.
 class DeviceWatch {

@@ -30,7 +30,7 @@ struct InFlight {
   };
   // The send of the transfer, or the receive.
   struct Side {
-    uint64_t number = 0;         // on the channel; of an own copy: chooses a stream
+    uint64_t number = 0;         // on the channel
     std::optional<Route> route;  // none: not chosen yet, or nothing moves
     Marks marks{};
   };

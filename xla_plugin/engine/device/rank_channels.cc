@@ -1,7 +1,5 @@
 #include "xla_plugin/engine/device/rank_channels.h"
 
-#include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
@@ -30,16 +28,6 @@ std::vector<std::pair<int, RankChannel*>> RankChannels::All(const Channels& chan
   std::vector<std::pair<int, RankChannel*>> all;
   for (const auto& [peer_rank, channel] : channels) all.emplace_back(peer_rank, channel.get());
   return all;
-}
-
-std::vector<int> RankChannels::SocketFds() const {
-  std::vector<int> fds;
-  for (const auto& channels : {outgoing(), incoming()}) {
-    for (const auto& [peer, channel] : channels) {
-      std::ranges::copy(channel->end->SocketFds(), std::back_inserter(fds));
-    }
-  }
-  return fds;
 }
 
 std::vector<ChannelBytes> RankChannels::Bytes() const {

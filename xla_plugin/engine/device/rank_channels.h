@@ -28,8 +28,9 @@ struct RankChannel {
   std::atomic<uint64_t> chunks = 0;
   std::atomic<uint64_t> num_bytes = 0;
 
-  ChannelState state() const {
-    return {.slot_bytes = end->slot_bytes(), .is_shared = end->is_shared(), .next_chunk = chunks};
+  // Whether so many bytes fit into one slot that both ends see.
+  bool IsShort(size_t length) const {
+    return end->is_shared() && NumChunks(length, end->slot_bytes()) == 1;
   }
   // By the source: whether the chunk's slot is known to be empty.
   bool IsFree(uint64_t chunk) const {
@@ -73,8 +74,6 @@ class RankChannels {
   // All channels that are there now, with the other rank.
   std::vector<std::pair<int, RankChannel*>> outgoing() const { return All(outgoing_); }
   std::vector<std::pair<int, RankChannel*>> incoming() const { return All(incoming_); }
-  // Sockets of all channels; see DeviceChannel.
-  std::vector<int> SocketFds() const;
   std::vector<ChannelBytes> Bytes() const;
 
  private:

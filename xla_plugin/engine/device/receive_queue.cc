@@ -21,8 +21,16 @@ std::vector<InFlight> ReceiveQueue::Choose(InFlight& transfer, bool may_be_eager
   RankChannel& channel = channels_.Incoming(source);
   const auto chosen = channel.ChosenRoute(transfer.receive.number, num_bytes);
   if (!chosen) return {};
-  transfer.receive.route = ReceiveRoute(channel.state(), num_bytes, *chosen, may_be_eager);
-  if (!FirstChunkOf(transfer.receive.route)) return {};
+  std::optional<Route>& route = transfer.receive.route;
+  if (*chosen == RouteChoices::Route::kZeroCopy) {
+    route = ZeroCopy{};
+    return {};
+  }
+  if (may_be_eager && channel.IsShort(num_bytes)) {
+    route = Eager{channel.chunks};
+  } else {
+    route = Slots{channel.chunks};
+  }
   channel.chunks += NumChunks(num_bytes, channel.end->slot_bytes());
   return TakeOverdue(source, channel.chunks);
 }
@@ -86,9 +94,7 @@ void ReceiveQueue::Receive(const InFlight& transfer, EventHandle ready) {
     }
     marked = *found;
   }
-  if (Is<OwnCopy>(marked.receive.route)) {
-    runner_.CopyOwn(marked, ready);
-  } else if (Is<ZeroCopy>(marked.receive.route)) {
+  if (Is<ZeroCopy>(marked.receive.route)) {
     runner_.Get(marked, channels_.Incoming(marked.transfer.source), ready);
   } else {
     runner_.Receive(marked, channels_.Incoming(marked.transfer.source), nullptr, ready);

@@ -5,16 +5,16 @@
 namespace jaxhet {
 namespace {
 
-DeviceTransfer PermuteTransfer(const DeviceRequest& request, int rank) {
+DeviceTransfer PermuteTransfer(const DeviceRequest& request) {
   DeviceTransfer transfer;
   transfer.operand = request.operand;
   transfer.result = request.result;
-  for (size_t i = 0; i + 1 < request.ranks.size(); i += 2) {
-    if (request.ranks[i] == rank) transfer.target = static_cast<int>(request.ranks[i + 1]);
-    if (request.ranks[i + 1] == rank) transfer.source = static_cast<int>(request.ranks[i]);
+  for (const auto [source, target] : request.pairs) {
+    if (source == request.rank) transfer.target = target;
+    if (target == request.rank) transfer.source = source;
   }
   const size_t num_bytes = request.operand.size();
-  transfer.part_bytes = static_cast<size_t>(request.part_bytes);
+  transfer.part_bytes = request.part_bytes;
   if (transfer.part_bytes > 0 && transfer.part_bytes < num_bytes) {
     transfer.parts =
         static_cast<uint32_t>((num_bytes + transfer.part_bytes - 1) / transfer.part_bytes);
@@ -22,36 +22,32 @@ DeviceTransfer PermuteTransfer(const DeviceRequest& request, int rank) {
   return transfer;
 }
 
-std::vector<DeviceTransfer> GroupTransfers(const DeviceRequest& request, int rank) {
-  const std::vector<int> group = GroupOf(request.ranks, request.group_size, rank);
+std::vector<DeviceTransfer> GroupTransfers(const DeviceRequest& request) {
+  const SharedList<int>& group = request.group;
   const size_t members = group.size();
   const bool is_gather = request.kind == ExchangeKind::kAllGather;
   const size_t block = request.operand.size() / (is_gather ? 1 : members);
-  const size_t blocks = is_gather ? static_cast<size_t>(request.group_size) : members;
+  const size_t blocks = is_gather ? std::max(members, request.group_size) : members;
   if (request.result.size() != block * blocks) {
     Throw(ErrorCode::kUsage, "an exchange of ", members, " devices can't turn ",
           request.operand.size(), " bytes into ", request.result.size());
   }
-  const auto own = static_cast<size_t>(std::ranges::find(group, rank) - group.begin());
+  const auto own = static_cast<size_t>(std::ranges::find(group, request.rank) - group.begin());
   std::vector<DeviceTransfer> transfers(request.skips_own && members > 1 ? members - 1 : members);
   for (size_t i = 0; i < transfers.size(); ++i) {
     DeviceTransfer& transfer = transfers[i];
     const size_t to = (own + i + 1) % members;
     const size_t from = (own + members - i - 1) % members;
     if (to == own) {
-      transfer.route = OwnCopy{};
+      transfer.is_own = true;
     } else {
-      transfer.target = group[to];
-      transfer.source = group[from];
+      transfer.target = group.begin()[to];
+      transfer.source = group.begin()[from];
     }
     transfer.operand = is_gather ? request.operand : request.operand.subspan(to * block, block);
     transfer.result = request.result.subspan(from * block, block);
   }
   return transfers;
-}
-
-bool IsShort(const ChannelState& channel, size_t num_bytes) {
-  return NumChunks(num_bytes, channel.slot_bytes) == 1 && channel.is_shared;
 }
 
 }  // namespace
@@ -62,30 +58,15 @@ std::optional<uint64_t> FirstChunkOf(const std::optional<Route>& route) {
   return std::nullopt;
 }
 
-std::vector<DeviceTransfer> PlanTransfers(const DeviceRequest& request, int rank) {
+std::vector<DeviceTransfer> PlanTransfers(const DeviceRequest& request) {
   switch (request.kind) {
     case ExchangeKind::kPermute:
-      return {PermuteTransfer(request, rank)};
+      return {PermuteTransfer(request)};
     case ExchangeKind::kAllGather:
     case ExchangeKind::kAllToAll:
-      return GroupTransfers(request, rank);
+      return GroupTransfers(request);
   }
   Throw(ErrorCode::kUsage, "no exchange has the kind ", static_cast<int64_t>(request.kind));
-}
-
-Route SendRoute(const ChannelState& channel, size_t num_bytes, const SendState& state) {
-  if (state.is_zero_copy) return ZeroCopy{};
-  const bool is_eager =
-      state.may_be_eager && IsShort(channel, num_bytes) && !state.overtakes && state.is_free;
-  if (is_eager) return Eager{channel.next_chunk};
-  return Slots{channel.next_chunk};
-}
-
-Route ReceiveRoute(const ChannelState& channel, size_t num_bytes, RouteChoices::Route chosen,
-                   bool may_be_eager) {
-  if (chosen == RouteChoices::Route::kZeroCopy) return ZeroCopy{};
-  if (may_be_eager && IsShort(channel, num_bytes)) return Eager{channel.next_chunk};
-  return Slots{channel.next_chunk};
 }
 
 uint64_t NumChunks(size_t num_bytes, size_t slot_bytes) {

@@ -17,36 +17,24 @@
 // in which chunks. Pure functions; DeviceRank runs the plan.
 namespace jaxhet {
 
-// One device's start of an exchange, which is as ExchangeRequest says, with `group_size` blocks.
-// The operand and the result are its memory, and stay valid until the work that follows done() on
-// `stream` has run.
-struct DeviceRequest {
-  StreamHandle stream;  // the program's
-  ExchangeKind kind = ExchangeKind::kPermute;
-  int64_t plan = 0;
-  int64_t index = 0;
-  int64_t deadline_ms = 0;         // 0: Options::deadline_ms
-  std::span<const int64_t> ranks;  // all groups, as GroupOf() reads them; of a permute: pairs
-  int64_t group_size = 2;          // at least the members of the largest group
-  bool skips_own = false;          // the block of the result that is the rank's own stays as it is
-  int64_t part_bytes = 0;          // size of a permute's parts, each with a Done(); 0: one part
-  std::span<const std::byte> operand;
-  std::span<std::byte> result;
-  std::byte poison;        // fills a result that can't arrive
-  int64_t handle = 0;      // see ExchangeRequest
-  bool is_finish = false;  // likewise
+// One device's start or done of an exchange. The operand and the result are its memory, and stay
+// valid until the work that follows Done() on `stream` has run.
+struct DeviceRequest : RankExchange {
+  StreamHandle stream = nullptr;  // the program's
+  std::span<const std::byte> operand = {};
+  std::span<std::byte> result = {};
+  std::byte poison = {};  // fills a result that can't arrive
 };
 
 // How the bytes of a send or a receive move.
-struct OwnCopy {};  // a copy inside the device's memory
-struct Eager {      // one chunk through a slot, on the program's stream
+struct Eager {  // one chunk through a slot, on the program's stream
   uint64_t first_chunk;
 };
 struct Slots {  // chunks through the channel's slots, on our streams
   uint64_t first_chunk;
 };
 struct ZeroCopy {};  // read from the operand as a whole
-using Route = std::variant<OwnCopy, Eager, Slots, ZeroCopy>;
+using Route = std::variant<Eager, Slots, ZeroCopy>;
 
 // Null for another route, or none.
 template <typename T>
@@ -64,37 +52,17 @@ std::optional<uint64_t> FirstChunkOf(const std::optional<Route>& route);
 // of n ranks has n - 1 transfers, for the distances 1 to n - 1 between two members, and one more
 // that copies the rank's own block.
 struct DeviceTransfer {
-  int target = -1;             // none
-  int source = -1;             // none: the result is zeros, or an own copy
-  std::optional<Route> route;  // OwnCopy; the others are chosen when the transfer starts
+  int target = -1;      // none
+  int source = -1;      // none: the result is zeros, or an own copy
+  bool is_own = false;  // a copy inside the device's memory
   std::span<const std::byte> operand;
   std::span<std::byte> result;
   size_t part_bytes = 0;  // size of each part but the last, if there are several
   uint32_t parts = 1;     // Done() is called for each
-
-  bool is_own() const { return Is<OwnCopy>(route); }
 };
 
 // The transfers in the order of their starts. Throws UsageError if the sizes don't match.
-std::vector<DeviceTransfer> PlanTransfers(const DeviceRequest& request, int rank);
-
-// One end of a channel, as the choice of a route needs it.
-struct ChannelState {
-  size_t slot_bytes;
-  bool is_shared;       // both ends see the slots
-  uint64_t next_chunk;  // number on the channel
-};
-
-// Other facts that decide the route of a send.
-struct SendState {
-  bool is_zero_copy;  // both ends have chosen it
-  bool may_be_eager;  // short, and started by the first program's stream
-  bool overtakes;     // our streams still have to send
-  bool is_free;       // the next chunk's slot was read
-};
-Route SendRoute(const ChannelState& channel, size_t num_bytes, const SendState& state);
-Route ReceiveRoute(const ChannelState& channel, size_t num_bytes, RouteChoices::Route chosen,
-                   bool may_be_eager);
+std::vector<DeviceTransfer> PlanTransfers(const DeviceRequest& request);
 
 // At least one.
 uint64_t NumChunks(size_t num_bytes, size_t slot_bytes);

@@ -157,16 +157,6 @@ void TransferRunner::Get(const InFlight& transfer, RankChannel& channel, EventHa
   read_bytes_ += result.size();
 }
 
-void TransferRunner::CopyOwn(const InFlight& transfer, EventHandle ready) {
-  const DeviceTransfer& own = transfer.transfer;
-  const size_t s = transfer.receive.number % kStreams;
-  StreamWork work(device_, receive_streams_.at(s).get());
-  work.WaitEvent(ready);
-  work.Copy(own.result.data(), own.operand.data(), own.result.size());
-  work.Write(received_.AddressOf(s), transfer.receive.marks.at(s));
-  work.Flush();
-}
-
 bool TransferRunner::IsIdle() {
   const auto is_idle = [&](const Stream& stream) { return device_.IsIdle(stream.get()); };
   return std::ranges::all_of(send_streams_, is_idle) &&

@@ -44,7 +44,6 @@ class TransferRunner {
                EventHandle ready);
   // Reads the source's operand.
   void Get(const InFlight& transfer, RankChannel& channel, EventHandle ready);
-  void CopyOwn(const InFlight& transfer, EventHandle ready);
   // Work for a stream that waits in the program's place. Flush() it, then have the program's stream
   // Follow() it.
   StreamWork DoneWork() { return {device_, done_stream_.get()}; }

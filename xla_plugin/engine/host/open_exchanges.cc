@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "xla_plugin/base/huge_pages.h"
-#include "xla_plugin/engine/control/message_checks.h"
 #include "xla_plugin/engine/host/partition.h"
 
 namespace jaxhet {
@@ -21,13 +20,8 @@ void OpenExchanges::Start(ExchangeRequest request, int64_t id) {
   exchange.id = id;
   exchange.started = agenda_.now;
   ++started_;
-  try {
-    StartOrThrow(exchange);
-  } catch (const Error& error) {
-    if (error.failed_process() >= 0) throw;
-    throw Error(error.code(), Where(exchange) + std::string(error.text()),
-                peers_.roster().process());
-  }
+  AttributeTo(
+      peers_.roster().process(), [&] { return Where(exchange); }, [&] { StartOrThrow(exchange); });
 }
 
 void OpenExchanges::Refuse(ExchangeRequest request, int64_t id, std::shared_ptr<const Error> why) {
@@ -36,14 +30,14 @@ void OpenExchanges::Refuse(ExchangeRequest request, int64_t id, std::shared_ptr<
 
 void OpenExchanges::Drop(const std::shared_ptr<const Error>& why) {
   for (auto& [id, exchange] : exchanges_) {
-    RecordEnd(exchange, FlightState::kFailed, Clock::now());
+    recorder_.Ended(id, FlightState::kFailed, Clock::now());
     completions_.push_back({id, std::move(exchange.request.done), why});
   }
   exchanges_.clear();
   transfers_.clear();
   communicators_.clear();
   executions_.clear();
-  siblings_.Clear();
+  starts_.clear();
 }
 
 void OpenExchanges::StartOrThrow(Exchange& exchange) {
@@ -56,12 +50,14 @@ void OpenExchanges::StartOrThrow(Exchange& exchange) {
   OpenExecution& execution = executions_[request.rank];
   if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
   if (!request.is_detached) execution.Enter(request.run_id, request.plan);
-  siblings_.Add(request);
+  auto& starts = starts_[{request.plan, request.index}];
+  for (const int sibling : request.siblings) starts.try_emplace(sibling, 0);
+  ++starts[request.rank];
   CommunicatorState& state = communicators_[{request.rank, exchange.communicator}];
   const auto position = state.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;
   exchange.sequence = position.sequence;
-  RecordStart(exchange);
+  recorder_.Started(RecordOf(exchange));
   for (const auto& [key, arrival] : state.arrived) CheckSameRun(state, arrival.info);
 
   for (const auto result : request.results) AdviseHugePages(result);
@@ -131,8 +127,7 @@ void OpenExchanges::Announce(PeerTransfer& transfer) {
 }
 
 void OpenExchanges::OnStart(Peer& peer, const StartInfo& info, std::string_view tail) {
-  CheckStart(info, peers_.PlansOf(peer.process).Find(info.plan));
-  if (peers_.roster().num_ranks() > 0) CheckRanks(info, peer.process, peers_.roster());
+  CheckStart(info, peer.process);
   CommunicatorState& state = communicators_[{info.destination, info.communicator}];
   peer.last_starts[info.source] = {info, agenda_.now};
   if (state.announced.try_emplace({info.source, info.plan}, agenda_.now).second) {
@@ -182,18 +177,12 @@ bool OpenExchanges::CloseIfDone(PeerTransfer& transfer) {
 void OpenExchanges::Release(Exchange& exchange) {
   if (--exchange.open_transfers > 0) return;
   const Time ended = Clock::now();
-  RecordEnd(exchange, FlightState::kCompleted, ended);
+  recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
   if (!exchange.request.is_detached) executions_.at(exchange.request.rank).Leave();
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
   exchanges_.erase(exchange.id);
-}
-
-void OpenExchanges::RecordStart(Exchange& exchange) { recorder_.Started(RecordOf(exchange)); }
-
-void OpenExchanges::RecordEnd(const Exchange& exchange, FlightState state, Time now) {
-  recorder_.Ended(exchange.id, state, now);
 }
 
 PeerTransfer* OpenExchanges::Find(uint64_t ticket) const {

@@ -17,7 +17,6 @@
 #include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/control/peer_table.h"
 #include "xla_plugin/engine/host/communicator_state.h"
-#include "xla_plugin/engine/host/sibling_starts.h"
 
 namespace jaxhet {
 
@@ -59,13 +58,14 @@ class OpenExchanges {
   void Drop(const std::shared_ptr<const Error>& why);
 
   bool empty() const { return exchanges_.empty(); }
-  bool HasLaggards() const { return !siblings_.AreEven(); }
+  // A rank of this process has started one of its exchanges less often than another one.
+  bool HasLaggards() const;
   // Null if no transfer with the process is open.
   const PeerTransfer* With(int process) const;
   // Null if no open transfer has the ticket.
   PeerTransfer* Find(uint64_t ticket) const;
-  // Begin and end of the text of an error about the process.
-  ErrorContext ContextOf(int process) const;
+  // Begin of the text of an error about the process.
+  std::string ContextOf(int process) const;
   // Begin of the text of an error about the exchange that started first; there must be one.
   std::string WhereFirst() const { return Where(exchanges_.begin()->second); }
 
@@ -78,10 +78,10 @@ class OpenExchanges {
   void Announce(PeerTransfer& transfer);
   void Meet(PeerTransfer& transfer, Peer& source, const StartInfo& info, std::string_view tail);
   void Release(Exchange& exchange);
-  void RecordStart(Exchange& exchange);
-  void RecordEnd(const Exchange& exchange, FlightState state, Time now);
   Time DeadlineOf(const PeerTransfer& transfer) const;
 
+  void CheckStart(const StartInfo& info, int sender) const;
+  void CheckRanks(const StartInfo& info, int sender) const;
   void CheckSameRun(const CommunicatorState& state, const StartInfo& info) const;
   void CheckOrder(const StartInfo& theirs) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
@@ -90,7 +90,7 @@ class OpenExchanges {
   LatePeer LateFacts(const PeerTransfer& transfer) const;
   std::string Where(const Exchange& exchange) const;
   RankFacts OwnFacts(const ExchangeRequest& request) const {
-    return peers_.OwnFacts(request.rank, request.plan, request.index);
+    return peers_.FactsOf(request.rank, request.plan, request.index);
   }
 
   PeerTable& peers_;
@@ -100,8 +100,9 @@ class OpenExchanges {
   std::map<std::pair<int, uint64_t>, CommunicatorState>
       communicators_;                        // by own rank, communicator
   std::map<int, OpenExecution> executions_;  // by own rank
-  SiblingStarts siblings_;
-  std::map<int64_t, Exchange> exchanges_;                  // by id
+  std::map<std::pair<int64_t, int64_t>, std::map<int, int64_t>>
+      starts_;                             // by plan and index: by own rank, number of starts
+  std::map<int64_t, Exchange> exchanges_;  // by id
   std::unordered_map<uint64_t, PeerTransfer*> transfers_;  // open ones, by ticket
   uint64_t last_ticket_ = 0;
   std::vector<Completion> completions_;

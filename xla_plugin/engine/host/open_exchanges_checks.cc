@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <ranges>
 
-#include "xla_plugin/engine/control/message_checks.h"
 #include "xla_plugin/engine/host/open_exchanges.h"
 
 // The checks of open exchanges, and the facts of their errors; texts are in messages.cc.
@@ -10,21 +10,50 @@ using std::chrono::milliseconds;
 
 namespace {
 
-MovedBytes Moved(const PeerTransfer& transfer) {
-  return {.received = transfer.received,
-          .to_receive = transfer.receive.num_bytes(),
-          .sent = transfer.sent,
-          .to_send = transfer.send.num_bytes()};
-}
+constexpr std::string_view kUnsound =
+    ". No sound process sends this: its messages are changed on their way, or this is an error in "
+    "jaxhet; please report it";
 
 }  // namespace
+
+bool OpenExchanges::HasLaggards() const {
+  return std::ranges::any_of(starts_ | std::views::values, [](const auto& starts) {
+    const int64_t first = starts.begin()->second;
+    return std::ranges::any_of(starts, [&](const auto& entry) { return entry.second != first; });
+  });
+}
+
+// Throws for a field that no sound peer sends; the caller adds the sender's name.
+void OpenExchanges::CheckStart(const StartInfo& info, int sender) const {
+  const Plan* const plan = peers_.PlansOf(sender).Find(info.plan);
+  if (plan == nullptr) {
+    Throw(ErrorCode::kTransport, "it started an exchange of a plan that it never sent");
+  }
+  if (info.run <= 0 || info.sequence < 0 || info.index < 0 || info.index >= plan->num_exchanges) {
+    Throw(ErrorCode::kTransport, "it started exchange ", info.index, " in run ", info.run,
+          " with the sequence ", info.sequence, kUnsound);
+  }
+  if (peers_.roster().num_ranks() > 0) CheckRanks(info, sender);
+}
+
+void OpenExchanges::CheckRanks(const StartInfo& info, int sender) const {
+  const Roster& roster = peers_.roster();
+  if (!roster.IsRankOf(info.source, sender)) {
+    Throw(ErrorCode::kTransport, "it speaks for rank ", info.source, ", which is not its own",
+          kUnsound);
+  }
+  if (!roster.IsRankOf(info.destination, roster.process())) {
+    Throw(ErrorCode::kTransport, "it started an exchange with rank ", info.destination,
+          ", which is not of this process", kUnsound);
+  }
+}
 
 void OpenExchanges::CheckRanksOfStarts() const {
   for (const auto& [own, state] : communicators_) {
     for (const auto& [key, arrival] : state.arrived) {
       AttributeTo(
           arrival.process, [&] { return ContextOf(arrival.process); },
-          [&] { CheckRanks(arrival.info, arrival.process, peers_.roster()); });
+          [&] { CheckRanks(arrival.info, arrival.process); });
     }
   }
 }
@@ -65,12 +94,11 @@ std::string OpenExchanges::Where(const Exchange& exchange) const {
   return WhereText(OwnFacts(exchange.request));
 }
 
-ErrorContext OpenExchanges::ContextOf(int process) const {
+std::string OpenExchanges::ContextOf(int process) const {
   const PeerTransfer* const transfer = With(process);
-  if (transfer == nullptr) return {.before = peers_.Where(process), .after = {}};
-  return {.before = StrCat(Where(*transfer->exchange),
-                           peers_.roster().RankAndProcess(transfer->peer_rank), ": "),
-          .after = MovedText(Moved(*transfer))};
+  if (transfer == nullptr) return peers_.Where(process);
+  return StrCat(Where(*transfer->exchange), peers_.roster().RankAndProcess(transfer->peer_rank),
+                ": ");
 }
 
 const PeerTransfer* OpenExchanges::With(int process) const {
@@ -91,13 +119,9 @@ LatePeer OpenExchanges::LateFacts(const PeerTransfer& transfer) const {
   LatePeer late{.name = peers_.roster().RankAndProcess(transfer.peer_rank),
                 .waited = since(transfer.exchange->started),
                 .has_started = transfer.met,
-                .moved = {},
                 .last_exchange = {},
                 .last_ago = {}};
-  if (transfer.met) {
-    late.moved = Moved(transfer);
-    return late;
-  }
+  if (transfer.met) return late;
   const auto& starts = peers_.all().at(process).last_starts;
   const auto last = starts.find(transfer.peer_rank);
   if (last == starts.end()) return late;
@@ -164,14 +188,12 @@ void OpenExchanges::CheckSameExchange(const PeerTransfer& transfer, const StartI
   const ExchangeRequest& request = transfer.exchange->request;
   const auto peer = [&] { return peers_.FactsOf(info.source, info.plan, info.index); };
   if (info.plan != request.plan) throw ProgramMismatchError(OwnFacts(request), peer());
-  const TransferSizes ours{.send = transfer.send.num_bytes(),
-                           .receive = transfer.receive.num_bytes(),
-                           .kind = static_cast<int64_t>(request.kind)};
-  const TransferSizes theirs{
-      .send = info.send_bytes, .receive = info.receive_bytes, .kind = info.kind};
-  if (theirs.kind == ours.kind && theirs.send == ours.receive && theirs.receive == ours.send)
-    return;
-  throw SizeMismatchError(OwnFacts(request), peer(), ours, theirs);
+  const bool is_same = info.kind == static_cast<int64_t>(request.kind) &&
+                       info.send_bytes == transfer.receive.num_bytes() &&
+                       info.receive_bytes == transfer.send.num_bytes();
+  if (is_same) return;
+  throw ExchangeMismatchError(OwnFacts(request), peer(), transfer.receive.num_bytes(),
+                              info.send_bytes);
 }
 
 }  // namespace jaxhet

@@ -232,8 +232,6 @@ class DeviceChannel {
   virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }
-  // Sockets to the peer; a forked child closes its copies.
-  virtual std::vector<int> SocketFds() const { return {}; }
   // Network paths to the peer that failed and were left.
   virtual uint64_t num_path_failures() const { return 0; }
   // Advice for people if the channel could be faster; or empty.

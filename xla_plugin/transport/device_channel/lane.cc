@@ -18,12 +18,6 @@ Lane::Lane(std::optional<Messages> messages, LogFunction log, const Open& open)
   connection_ = open(*this);
 }
 
-std::vector<int> Lane::fds() {
-  std::vector<int> fds;
-  for (const Pollable* const pollable : Pollables()) fds.push_back(pollable->fd());
-  return fds;
-}
-
 void Lane::Accept(std::string_view offer) {
   connection_->Accept(offer);
   if (!connection_->HasMessages()) messages_.reset();

@@ -49,7 +49,6 @@ class Lane final : public ProxyTask, private ConnectionHost {
   Lane(std::optional<Messages> messages, LogFunction log, const Open& open);
 
   Connection& connection() { return *connection_; }
-  std::vector<int> fds();
   // Throws for the offer of another version.
   void Accept(std::string_view offer);
   std::vector<Pollable*> Pollables() override;

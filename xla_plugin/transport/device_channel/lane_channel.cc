@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -154,12 +153,6 @@ void LaneChannel::SetSlots(std::byte* slots, void* device_address, size_t slot_b
   slots_ = slots;
   ProxiedChannel::SetSlots(device_address, slot_bytes);
   launched_ = std::make_unique<ChunkCounter>(source_log(), slot_bytes);
-}
-
-std::vector<int> LaneChannel::SocketFds() const {
-  std::vector<int> fds;
-  for (const auto& lane : lanes_) std::ranges::copy(lane->fds(), std::back_inserter(fds));
-  return fds;
 }
 
 // Several lanes may use, and leave, the same path.

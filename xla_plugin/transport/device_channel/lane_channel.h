@@ -14,7 +14,6 @@ namespace jaxhet {
 // target's.
 class LaneChannel : public ProxiedChannel {
  public:
-  std::vector<int> SocketFds() const override;
   uint64_t num_path_failures() const override;
   void Settle(Proxy& proxy) override;
   void Launched() override;
