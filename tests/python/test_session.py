@@ -219,7 +219,9 @@ def test_each_process_is_set_up_for_its_own_platform(
     session = _mixed_session(process, engine)
     _set_up._set_ranks(session, stand_in)
     members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
-    listener: Any = types.SimpleNamespace(process=process, take=lambda *_, **__: {})
+    listener: Any = types.SimpleNamespace(
+        process=process, num_processes=3, take=lambda *_, **__: {}
+    )
     config = session.config.placed(process, 3)
     others = {0, 1, 2} - {process}
     channels = _device_channels.plan_channels(config, session.islands, members, others)
@@ -268,7 +270,9 @@ def _start(
     relay = types.SimpleNamespace(url="", close=lambda: None)
     monkeypatch.setattr(_ffi, "Relay", lambda _: relay)
     monkeypatch.setattr(_set_up, "_set_partitions", lambda *_: None)
-    listener: Any = types.SimpleNamespace(process=0, take=lambda *_, **__: {})
+    listener: Any = types.SimpleNamespace(
+        process=0, num_processes=len(named), take=lambda *_, **__: {}
+    )
     config = _config.resolve({}, environ={}).placed(0, len(named))
     stand_in: Any = engine
     connected = frozenset(range(1, len(named)))

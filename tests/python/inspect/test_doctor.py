@@ -20,7 +20,6 @@ from jaxhet._doctor.paths import try_paths
 from jaxhet._errors import UsageError
 from jaxhet._job import proofs
 from jaxhet._paths import Refusal
-from jaxhet.cli import main
 from tests.support import schemas
 from tests.support.jobs import ROOT
 
@@ -87,20 +86,10 @@ def test_peer_that_refuses_is_exit_code_1():
         (["--qualify", "--num-processes", "1"], {}, "a job of one process has nothing to prove"),
     ],
 )
-def test_wrong_use_is_exit_code_2(
-    arguments: list[str],
-    env: dict[str, str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["jaxhet", "doctor", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+def test_wrong_use_is_exit_code_2(arguments: list[str], env: dict[str, str], words: str):
+    ended = _doctor(*arguments, **env)
+    assert ended.returncode == 2
+    assert words in ended.stderr
 
 
 def test_paths_are_what_two_engines_agree_on(monkeypatch: pytest.MonkeyPatch):
@@ -227,12 +216,12 @@ def test_every_vendor_has_devices_or_a_reason():
 
 
 def test_library_of_encryption_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert software.read_software().libcrypto.text.startswith("OpenSSL ")
+    assert software.read_software(report.Part(True, "")).libcrypto.text.startswith("OpenSSL ")
 
     def missing() -> str:
         raise UsageError("JAXHET_ENCRYPTION=full needs OpenSSL's libcrypto on every host: none")
 
     monkeypatch.setattr(_ffi, "libcrypto", missing)
-    part = software.read_software().libcrypto
+    part = software.read_software(report.Part(True, "")).libcrypto
     assert not part.usable
     assert "needs OpenSSL's libcrypto on every host" in part.text

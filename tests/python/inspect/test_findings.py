@@ -29,7 +29,7 @@ from jaxhet._paths import Refusal
 from tests.python.inspect.trees import LIMITS, Tree, chosen
 
 THERE = Part(True, "there")
-SOFTWARE = Software("3.12.1", "0.1.0", "0.11.2", "0.11.2", THERE, (), *[THERE] * 2)
+SOFTWARE = Software("3.12.1", "0.1.0", "0.11.2", "0.11.2", THERE, (), *[THERE] * 3)
 PLUGIN = Plugin("jax-cuda13-plugin", "0.11.2", "cuda", "")
 GPU = Gpu("cuda:0", "NVIDIA H200", "0000:18:00.0", "0" * 32, "13.0", True, True, True)
 CUDA = Vendor("cuda", ("0000:18:00.0",), "", (GPU,))
