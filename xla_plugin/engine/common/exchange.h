@@ -68,9 +68,12 @@ struct RankExchange {
 // A start on a CPU. The buffers stay valid until `done` is called.
 struct ExchangeRequest : RankExchange {
   int64_t run_id = 0;  // equal for the exchanges of one execution of a program, and only for them
+  // GCC wants an initializer of each member that a designated initializer leaves out.
+  // NOLINTBEGIN(readability-redundant-member-init)
   std::vector<std::span<const std::byte>> operands = {};
   std::vector<std::span<std::byte>> results = {};  // one for each operand
   DoneCallback done = {};
+  // NOLINTEND(readability-redundant-member-init)
 };
 
 // An exchange of a plan for all ranks, as the compiler's passes made it.

@@ -21,8 +21,10 @@ namespace jaxhet {
 // valid until the work that follows Done() on `stream` has run.
 struct DeviceRequest : RankExchange {
   StreamHandle stream = nullptr;  // the program's
+  // NOLINTBEGIN(readability-redundant-member-init): as in ExchangeRequest.
   std::span<const std::byte> operand = {};
   std::span<std::byte> result = {};
+  // NOLINTEND(readability-redundant-member-init)
   std::byte poison = {};  // fills a result that can't arrive
 };
 
