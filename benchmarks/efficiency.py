@@ -8,8 +8,8 @@
 Each island is one CPU device on a core. A burner is a process that computes on an island's core all
 the time, so that the kernel gives the island 1 / (1 + burners) of the core. With `--cores 0-7,8-11`
 an island has several cores, and unequal numbers of them take the place of burners. With `--speeds`
-each island has a part of its core's time to itself: in every 20 ms it is stopped outside of it. So
-several islands can share a core, and none becomes faster when another one waits. The same model is
+an island runs for a fixed part of every 20 ms, and is stopped for the rest. Several islands can
+then share a core, and none becomes faster when another one waits. The same model is
 trained by each island alone, all of them at the same time, then together with equal shares, and
 with measured ones: of a batch (`--balance even` and `auto`), or of the layers (`--stages`). Every
 rate is the median over windows of steps after the first one, which compiles, in several turns.

@@ -42,8 +42,8 @@ class ChannelPlan:
     Attributes:
       ranks: Ranks of this process.
       process_of: Process of each rank of the job.
-      sockets: Number of sockets for data of each pair that may need some. A rank shares `SOCKETS`
-        out among its partners on rails, and again among all other ranks; each has at least one.
+      sockets: Number of sockets for data of each pair that may need some. A rank divides `SOCKETS`
+        among its partners on rails, and as many among all other ranks; each has at least one.
       later: Pairs whose channels are opened when a program needs them.
     """
 

@@ -65,7 +65,7 @@ def _mapped(jaxpr: core.Jaxpr, axes: tuple[int | None, ...]) -> Function:
 
 
 def _differentiate(*_: Any, **__: Any) -> Any:
-    """First derivatives are those of `custom_vjp` in `_declared`, and don't call this."""
+    """Refuses other derivatives than the first: `custom_vjp` in `_declared` has that one."""
     raise UsageError(
         "a piece of jaxhet.per_platform has no second derivative, and no forward-mode one: write"
         " what is differentiated twice in one way for all platforms"

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/cpp/testing.h"
@@ -26,9 +27,15 @@ namespace {
 using std::chrono::milliseconds;
 using Kind = ChaosOutcome::Kind;
 
-// Deadlines are 2 s for each of connecting, opening devices, exchanges and closing. On a machine
-// whose cores are taken by others a round without a fault took 10.7 s. A hang has no end.
-constexpr milliseconds kLongestRound{60'000};
+// A peer's silence is known after 0.8 s, and deadlines are 2 s for each of connecting, exchanges
+// and closing; a stopped process goes on after 1.3 s. A machine with more runnable threads than
+// cores is slower by their ratio.
+milliseconds LongestRound() {
+  double load = 0;
+  if (getloadavg(&load, 1) != 1) load = 0;
+  const double slower = std::max(1.0, load / std::max(1U, std::thread::hardware_concurrency()));
+  return milliseconds(static_cast<int64_t>((kIsThreadSanitized ? 15'000 : 8'000) * slower));
+}
 
 // Why the outcome of a process is not allowed; empty if it is. Pure.
 std::string Complaint(const ChaosRound& round, int rank, const ChaosOutcome& outcome) {
@@ -72,7 +79,7 @@ std::string RunRound(const ChaosRound& round) {
   {
     ChaosJob job(round);
     job.Break();
-    summary = Summary(round, job.Wait(kLongestRound));
+    summary = Summary(round, job.Wait(LongestRound()));
   }
   if (HasChildren()) return "finding, a process is left";
   if (CountFds() != num_fds) return "finding, a descriptor is left";

@@ -16,6 +16,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/host/sibling_starts.h"
 
 // Threads that are inside the engine while another one closes it, and what the close waits for.
 namespace jaxhet::testing {
@@ -163,6 +164,54 @@ TEST(CloseTest, CloseWaitsForBytesThatTheNetworkHasNotTaken) {
     receiver->Close(kLong);
     end.join();
   }
+}
+
+TEST(CloseTest, RankIsBehindUntilItHasStartedAsOftenAsItsSiblings) {
+  SiblingStarts starts;
+  for (int i = 0; i < 3; ++i) starts.Add(PairRequest(0, 1, 0));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(starts.AreEven());
+    starts.Add(PairRequest(1, 1, 0));
+  }
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankThatIsFarBehindIsStillExpected) {
+  SiblingStarts starts;
+  for (int64_t run = 1; run < 5; ++run) starts.Add(PairRequest(0, run, 0));
+  for (int64_t run = 1; run < 5; ++run) {
+    EXPECT_FALSE(starts.AreEven());
+    starts.Add(PairRequest(1, run, 0));
+  }
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankThatNeverComesAgainIsForgotten) {
+  SiblingStarts starts;
+  for (int64_t run = 1; run <= 2'000; ++run) starts.Add(PairRequest(0, run, 0));
+  for (int64_t run = 2'001 - 64; run <= 2'000; ++run) {
+    EXPECT_FALSE(starts.AreEven());
+    starts.Add(PairRequest(1, run, 0));
+  }
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankThatComesToAProgramWithoutSiblingsHasEndedThoseBefore) {
+  SiblingStarts starts;
+  starts.Add(PairRequest(0, 1, 0));
+  ExchangeRequest alone = PairRequest(1, 2, 0);
+  alone.siblings = {};
+  starts.Add(alone);
+  EXPECT_TRUE(starts.AreEven());
+}
+
+TEST(CloseTest, RankInABranchOfItsOwnIsNotExpectedAfterItsNextProgram) {
+  SiblingStarts starts;
+  starts.Add(PairRequest(0, 1, 0));
+  starts.Add(PairRequest(1, 2, 0));
+  EXPECT_FALSE(starts.AreEven());
+  starts.Add(PairRequest(0, 2, 0));
+  EXPECT_TRUE(starts.AreEven());
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ print(f"left in {time.monotonic() - start:.1f} s")
 
 @pytest.mark.parametrize("every_rank", [True, False])
 def test_exchange_in_a_branch_of_some_devices(every_rank: bool) -> None:
-    """Values are right, and a process leaves although some of its devices took the other branch."""
+    """A later exchange of all devices ends the wait for those that took the other branch."""
     ended = scripts.run(
         _PROGRAM.replace("EVERY_RANK", str(every_rank)),
         *scripts.job(JAXHET_CPU_DEVICES="2"),
@@ -50,4 +50,4 @@ def test_exchange_in_a_branch_of_some_devices(every_rank: bool) -> None:
         assert one.code == 0, one.text
         found = re.search(r"left in ([\d.]+) s", one.text)
         assert found is not None, one.text
-        assert float(found[1]) < 20  # at most 10 s for ranks that took the other branch
+        assert float(found[1]) < (5 if every_rank else 20)

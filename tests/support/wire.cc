@@ -1,17 +1,16 @@
-// A line between two network namespaces, of a rate, with a delay and random losses:
+// A line between two network namespaces with a rate, a delay and random losses:
 //
 //     wire NAME DELAY_MS LOSS MBIT_S SEED PID ADDRESS PID ADDRESS
 //
-// Both namespaces, those of the processes PID, get a TAP interface NAME with an ADDRESS of one
-// network /24, and their loopback interface is taken up. Each direction is a queue
-// before a transmitter of MBIT_S (0: no limit); a packet is lost at random (a part LOSS), or
-// because it would wait in the queue for longer than a round trip, at least kLeastQueue. Prints
-// "ready", and after the end of its input what each direction has carried. For kernels without
-// netem.
+// The network namespace of each process PID gets a TAP interface NAME with its ADDRESS, both in one
+// /24 network, and its loopback interface is switched on. Each direction has a queue before a
+// transmitter of MBIT_S (0: no limit). A packet is lost at random (the fraction LOSS), or if it
+// would wait in the queue longer than a round trip and kLeastQueue. The program prints "ready", and
+// at the end of its input the traffic of each direction. It serves kernels without netem.
 //
-// The kernel hands over a TCP segment of up to 64 kB as one frame (TSO). It counts as the packets
-// of which it stands for: each has its own headers and gap on the line and is lost for itself. The
-// frame arrives with its last packet.
+// The kernel hands over a TCP segment of up to 64 kB as one frame (TSO). The line counts it as the
+// packets that it stands for: each has headers and a gap, and is lost alone. The frame arrives with
+// its last packet.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -62,7 +61,7 @@ constexpr size_t kEthernetBytes = 14;
   std::exit(1);
 }
 
-// Takes an interface up, with an address if that is not null.
+// Switches an interface on. Gives it an address, if that is not null.
 void TakeUp(const char* name, const char* address) {
   const int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   ifreq request{};
@@ -114,7 +113,7 @@ class Segment {
   size_t payload_bytes() const { return frame_.size() - payload_; }
   size_t packet_bytes() const { return header_.gso_size; }
 
-  // The frame with packets [begin, end) of it.
+  // Frame with the packets [begin, end) of the segment.
   std::vector<uint8_t> Cut(size_t begin, size_t end) const {
     const size_t first = begin * packet_bytes();
     const size_t last = std::min(end * packet_bytes(), payload_bytes());
@@ -177,7 +176,7 @@ class Direction {
   Direction(const Line& line, int from, int to, uint32_t seed)
       : line_(line), from_(from), to_(to), random_(seed) {}
 
-  // Takes what the sender's kernel has.
+  // Reads all frames that the sender's kernel has.
   void Take() {
     std::vector<uint8_t> room(kMostFrameBytes);
     for (int i = 0; i < 64; ++i) {
@@ -187,7 +186,7 @@ class Direction {
     }
   }
 
-  // Delivers what is due; returns when the next frame is.
+  // Delivers the frames that are due. Returns the time of the next one.
   Time Deliver(Time now) {
     for (; !on_the_way_.empty() && on_the_way_.front().due <= now; on_the_way_.pop_front()) {
       const std::vector<uint8_t>& frame = on_the_way_.front().bytes;

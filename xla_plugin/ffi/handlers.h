@@ -9,10 +9,10 @@ extern "C" {
 // results = jaxhet_exchange(operands) on a CPU, which returns a future.
 XLA_FFI_Error* JaxhetExchange(XLA_FFI_CallFrame* call_frame);
 
-// y = jaxhet_start(x) and jaxhet_done(y, x): an exchange on a GPU. They put work on streams; see
-// DeviceRank. done's result is y's buffer, and x lives until then. Of what comes in parts, that is
-// the first; (y, z) = jaxhet_part(y, z), in their buffers, waits for the next one, before what is
-// then done with y and z.
+// An exchange on a GPU: y = jaxhet_start(x), then y = jaxhet_done(y, x) in the same buffer. Both
+// put work on streams (see DeviceRank), and x lives until the done. If the result arrives in parts,
+// the done waits for the first one. Each (y, z) = jaxhet_part(y, z), in place, waits for the next
+// part; later uses of y and z come after it.
 XLA_FFI_Error* JaxhetStart(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JaxhetDone(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JaxhetPart(XLA_FFI_CallFrame* call_frame);

@@ -118,8 +118,8 @@ std::vector<int> GroupOf(std::span<const int64_t> ranks, int64_t group_size, int
 // target of two.
 std::vector<Pair> PairsOf(std::span<const int64_t> ranks);
 
-// The part of each rank of this process that takes part; of a permute, that of all. Throws
-// UsageError as GroupOf() and PairsOf() do.
+// The parts of this process's ranks, by rank. In a permute every rank has a part, else the members
+// of a group. Throws UsageError as GroupOf() and PairsOf() do.
 std::map<int, RankExchange> PartsOf(const PlannedExchange& exchange, int64_t plan, int64_t index,
                                     std::span<const int> own_ranks);
 

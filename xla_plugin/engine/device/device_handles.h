@@ -21,9 +21,9 @@ class DeviceHandles {
   explicit DeviceHandles(DeviceRank& rank);
 
   // Allocates memory for a start's exchange, when its plan is registered: not in a program, whose
-  // launch would wait. The driver may wait for programs that run; they end, since peers need
-  // nothing of this thread. The size, which can be that of all parameters, is known to no arena
-  // before.
+  // launch would wait. The driver may wait for running programs, which end
+  // without this thread. No arena has room for it: the size is unknown before, and can be that of
+  // all parameters.
   void Reserve(int64_t handle, size_t operand_bytes, size_t group_size);
   // By the thread that launches, as DeviceRank's. The request is a start or a finish.
   std::optional<LaunchMismatch> Start(const DeviceRequest& request);

@@ -37,7 +37,7 @@ void OpenExchanges::Drop(const std::shared_ptr<const Error>& why) {
   transfers_.clear();
   communicators_.clear();
   executions_.clear();
-  starts_.clear();
+  siblings_.Clear();
 }
 
 void OpenExchanges::StartOrThrow(Exchange& exchange) {
@@ -50,9 +50,7 @@ void OpenExchanges::StartOrThrow(Exchange& exchange) {
   OpenExecution& execution = executions_[request.rank];
   if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
   if (!request.is_detached) execution.Enter(request.run_id, request.plan);
-  auto& starts = starts_[{request.plan, request.index}];
-  for (const int sibling : request.siblings) starts.try_emplace(sibling, 0);
-  ++starts[request.rank];
+  siblings_.Add(request);
   CommunicatorState& state = communicators_[{request.rank, exchange.communicator}];
   const auto position = state.Enter(request.run_id, request.plan, request.index);
   exchange.run = position.run;

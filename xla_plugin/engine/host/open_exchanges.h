@@ -17,6 +17,7 @@
 #include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/control/peer_table.h"
 #include "xla_plugin/engine/host/communicator_state.h"
+#include "xla_plugin/engine/host/sibling_starts.h"
 
 namespace jaxhet {
 
@@ -58,8 +59,7 @@ class OpenExchanges {
   void Drop(const std::shared_ptr<const Error>& why);
 
   bool empty() const { return exchanges_.empty(); }
-  // A rank of this process has started one of its exchanges less often than another one.
-  bool HasLaggards() const;
+  bool HasLaggards() const { return !siblings_.AreEven(); }
   // Null if no transfer with the process is open.
   const PeerTransfer* With(int process) const;
   // Null if no open transfer has the ticket.
@@ -100,9 +100,8 @@ class OpenExchanges {
   std::map<std::pair<int, uint64_t>, CommunicatorState>
       communicators_;                        // by own rank, communicator
   std::map<int, OpenExecution> executions_;  // by own rank
-  std::map<std::pair<int64_t, int64_t>, std::map<int, int64_t>>
-      starts_;                             // by plan and index: by own rank, number of starts
-  std::map<int64_t, Exchange> exchanges_;  // by id
+  SiblingStarts siblings_;
+  std::map<int64_t, Exchange> exchanges_;                  // by id
   std::unordered_map<uint64_t, PeerTransfer*> transfers_;  // open ones, by ticket
   uint64_t last_ticket_ = 0;
   std::vector<Completion> completions_;

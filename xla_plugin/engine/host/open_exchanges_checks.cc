@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <ranges>
 
 #include "xla_plugin/engine/host/open_exchanges.h"
 
@@ -15,13 +14,6 @@ constexpr std::string_view kUnsound =
     "jaxhet; please report it";
 
 }  // namespace
-
-bool OpenExchanges::HasLaggards() const {
-  return std::ranges::any_of(starts_ | std::views::values, [](const auto& starts) {
-    const int64_t first = starts.begin()->second;
-    return std::ranges::any_of(starts, [&](const auto& entry) { return entry.second != first; });
-  });
-}
 
 // Throws for a field that no sound peer sends; the caller adds the sender's name.
 void OpenExchanges::CheckStart(const StartInfo& info, int sender) const {
