@@ -86,8 +86,6 @@ def compiler_options(config: Config) -> compiler.Options:
     """The options of the passes."""
     return compiler.Options(
         algorithm=config.algorithm,
-        two_shot_bytes=config.two_shot_bytes,
-        bucket_bytes=config.bucket_bytes,
         pipeline_iterations=config.pipeline_iterations,
         one_world_kernels=bool(config.one_world_kernels),
         wire=tuple(

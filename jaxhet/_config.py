@@ -106,21 +106,6 @@ class Config(Options):
         "how a collective over islands is split",
         agreed=True,
     )
-    two_shot_bytes: int = knob(
-        64 * 1024,
-        "size above which a flat all-reduce is two-shot (a reduce-scatter and an all-gather);"
-        " of two ranks, one permute and a sum",
-        minimum=0,
-        unit="bytes",
-        agreed=True,
-    )
-    bucket_bytes: int = knob(
-        256 * 1024,
-        "largest size of small all-reduces that share one exchange on GPUs; 0: none share",
-        minimum=0,
-        unit="bytes",
-        agreed=True,
-    )
     pipeline_iterations: int = knob(
         8,
         "fewest iterations of a loop whose exchanges overlap with the neighbouring iteration,"

@@ -155,7 +155,7 @@ def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> Non
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *("JAXHET__TWO_SHOT_BYTES", "7", "option two_shot_bytes differs"),
+            *("JAXHET__PIPELINE_ITERATIONS", "7", "option pipeline_iterations differs"),
             marks=pytest.mark.slow,
         ),
     ],

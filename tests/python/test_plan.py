@@ -478,13 +478,6 @@ def test_command_names_the_leaf_that_a_loop_gathers_again_and_again(program: pat
     ) in result.stdout
 
 
-def test_command_takes_the_options_of_the_environment(program: pathlib.Path) -> None:
-    _require_compiler("cuda")
-    result = _run("--vendor", "cuda", f"{program}:step", JAXHET__BUCKET_BYTES="100000000")
-    assert "0  4 × all-reduce sum  permute" in result.stdout, result.stderr
-    assert "exchanges in each step: 1;" in result.stdout
-
-
 def test_command_on_cpu_prints_a_table(program: pathlib.Path) -> None:
     result = _run("--devices", "2", f"{program}:lowered", JAXHET__ALGORITHM="flat")
     assert result.returncode == 0, result.stderr

@@ -49,7 +49,7 @@ def _salt(*device_ids: int, **how: Any) -> str:
         {"process": 1},
         {"process": 2},
         {"algorithm": "flat"},
-        {"two_shot_bytes": 7},
+        {"pipeline_iterations": 7},
         {"platform": "cuda"},
     ],
     ids=str,
