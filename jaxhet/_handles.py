@@ -1,6 +1,7 @@
 """`jaxhet.start` and `jaxhet.finish`: means over islands that outlive the program they begin in."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -26,8 +27,8 @@ class Handle:
     """Result of `jaxhet.start`: a pytree that programs and checkpoints can hold.
 
     Attributes:
-      parts: for each leaf, the bits that each position has sent: unsigned integers [n, ...],
-        sharded over the axis. With a codec, elements and scales.
+      parts: the tree, with a tuple for each leaf: the bits that each position has sent, as unsigned
+        integers [n, ...] sharded over the axis. With a codec, elements and scales.
       axis: mesh axis.
       op: "mean" or "sum".
       name: name of the exchange.
@@ -36,7 +37,7 @@ class Handle:
       structure: structure of the result.
     """
 
-    parts: tuple[tuple[jax.Array, ...], ...]
+    parts: Any
     axis: str = dataclasses.field(metadata={"static": True})
     op: Op = dataclasses.field(metadata={"static": True})
     name: str = dataclasses.field(metadata={"static": True})
@@ -113,7 +114,8 @@ def finish(handle: Handle) -> Any:
             for i, (of_leaf, number) in enumerate(zip(parts, _numbers(parts), strict=True))
         ]
 
-    found = over_positions(arrive, handle.axis, P())(handle.parts)
+    parts = tuple(handle.structure.flatten_up_to(handle.parts))
+    found = over_positions(arrive, handle.axis, P())(parts)
     return jax.tree.unflatten(handle.structure, found)
 
 
@@ -142,7 +144,7 @@ def _handle(tree: Any, axis: str, op: Op, name: str, wire: str, *, is_started: b
 
     parts = over_positions(leave, axis, P(axis))(leaves)
     kinds = tuple((tuple(jnp.shape(x)[1:]), str(jnp.result_type(x))) for x in leaves)
-    return Handle(parts, axis, op, name, wire, kinds, structure)
+    return Handle(jax.tree.unflatten(structure, parts), axis, op, name, wire, kinds, structure)
 
 
 def _is_open(size: int) -> bool:
@@ -212,7 +214,7 @@ def _combined(handle: Handle, leaf: int, parts: Sequence[jax.Array], number: int
     wide = jnp.promote_types(dtype, jnp.float32)
     values: list[jax.Array] = []
     for position in range(size):
-        row = [_row(rows, position, handle.axis) for rows in arrived]
+        row = [of_position(rows, position, handle.axis) for rows in arrived]
         row[-1] = jnp.where(is_latest[0], row[-1], nan)
         values.append(_floats(row, handle, leaf).astype(wide))
     total = values[0]
@@ -223,22 +225,10 @@ def _combined(handle: Handle, leaf: int, parts: Sequence[jax.Array], number: int
 
 def _arrived(x: jax.Array, handle: Handle, number: int) -> list[jax.Array]:
     """Arrays that have arrived: entry k is from the position k before this one."""
-    axis, size = handle.axis, lax.axis_size(handle.axis)
-    rows = [_in_chain(x, axis, "finish", handle.name, number) if _is_open(size) else x]
+    axis = handle.axis
+    own = _in_chain(x, axis, "finish", handle.name, number) if _is_open(lax.axis_size(axis)) else x
     scope = compiler.scope("finish", handle.name, number)
-    for shift in range(1, size):
-        pairs = [(i, (i + shift) % size) for i in range(size)]
-        rows.append(_permuted(x, axis, pairs, scope))
-    return rows
-
-
-def _row(arrived: Sequence[jax.Array], position: int, axis: str) -> jax.Array:
-    """Array that a position has sent."""
-    size, row = len(arrived), arrived[0]
-    for shift in range(1, size):
-        is_from = lax.axis_index(axis) == (position + shift) % size
-        row = jnp.where(is_from, arrived[shift], row)
-    return row
+    return [own, *from_others(x, axis, functools.partial(_permuted, scope=scope))[1:]]
 
 
 # --- arrays with a leading dimension for the positions of an axis ---
@@ -282,3 +272,30 @@ def check_leading(tree: Any, size: int, axis: str) -> None:
             f"a leaf has the shape {wrong[0]}: each begins with {size}, the positions of the mesh"
             f" axis {axis!r}"
         )
+
+
+# --- in a `jax.shard_map` over an axis ---
+
+
+def from_others(x: jax.Array, axis: str, permute: Callable[..., jax.Array]) -> list[jax.Array]:
+    """Arrays of all positions: entry k is from the position k before this one.
+
+    Unlike a gather, permutes leave x split over other axes of the mesh as it is.
+
+    Args:
+      x: The array of this position.
+      axis: The axis.
+      permute: `lax.ppermute`, or a function with its arguments.
+    """
+    size = lax.axis_size(axis)
+    shifts = (((i, (i + shift) % size) for i in range(size)) for shift in range(1, size))
+    return [x, *(permute(x, axis, list(pairs)) for pairs in shifts)]
+
+
+def of_position(arrived: Sequence[jax.Array], position: int, axis: str) -> jax.Array:
+    """The array of a position, from those that `from_others` gives."""
+    size, row = len(arrived), arrived[0]
+    for shift in range(1, size):
+        is_from = lax.axis_index(axis) == (position + shift) % size
+        row = jnp.where(is_from, arrived[shift], row)
+    return row

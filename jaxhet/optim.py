@@ -19,7 +19,9 @@ from jaxhet._handles import (
     axis_size,
     check_leading,
     finish,
+    from_others,
     not_started,
+    of_position,
     over_positions,
     start,
 )
@@ -45,7 +47,8 @@ class DiLoCoState(NamedTuple):
     Attributes:
       inner_state: State of the inner optimizer, with a leading dimension [n] in each leaf.
       params: The outer parameters, without that dimension; equal on all positions.
-      outer_opt_state: For each fragment, the state of the outer optimizer.
+      outer_opt_state: For each fragment, the state of the outer optimizer, whose parameters are a
+        dict by the leaf's place in `jax.tree.leaves(params)`: "0", "1" and so on.
       step: Number of updates, int32.
       in_flight: With a delay, for each fragment the handle of its latest exchange; else empty.
     """
@@ -204,17 +207,17 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
         check_leading(params, axis_size(axis), axis)
         copies = jax.tree.map(lambda x: x[0], params)
         leaves = jax.tree.leaves(copies)
-        parts = [[leaves[i] for i in part] for part in _dealt(leaves, fragments)]
+        parts = [_at(part, leaves) for part in _dealt(leaves, fragments)]
         own = jax.vmap(inner.init, spmd_axis_name=axis)(params)
         size, in_flight = axis_size(axis), ()
         if delay:
-            zeros = (
-                [_split(jnp.zeros((size, *x.shape), jnp.float32), axis) for x in part]
-                for part in parts
-            )
+
+            def zeros(x: jax.Array) -> jax.Array:
+                return _split(jnp.zeros((size, *x.shape), jnp.float32), axis)
+
             in_flight = tuple(
-                not_started(part, axis, name=f"diloco{number}", wire=wire)
-                for number, part in enumerate(zeros)
+                not_started(jax.tree.map(zeros, part), axis, name=f"diloco{number}", wire=wire)
+                for number, part in enumerate(parts)
             )
         states = tuple(outer.init(part) for part in parts)
         return DiLoCoState(own, copies, states, jnp.zeros((), jnp.int32), in_flight)
@@ -230,8 +233,8 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
         outer_states, in_flight = list(state.outer_opt_state), list(state.in_flight)
         for number, part in enumerate(_dealt(copies, fragments)):
             due = (number + 1) * every // fragments
-            fragment = _Fragment(outer, axis, wire, number, [before[i] for i in part])
-            of_part = [moved[i] for i in part], [copies[i] for i in part], outer_states[number]
+            fragment = _Fragment(outer, axis, wire, number, _at(part, before))
+            of_part = _at(part, moved), _at(part, copies), outer_states[number]
             if delay:
                 is_back = (step >= due + delay) & (step % every == (due + delay) % every)
                 found = _if(is_back, fragment.finished, *of_part, in_flight[number])
@@ -241,8 +244,8 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
                 )
             else:
                 found = _if(step % every == due % every, fragment.exchanged, *of_part)
-            for i, update, copy in zip(part, found[0], found[1], strict=True):
-                moved[i], copies[i] = update, copy
+            for i in part:
+                moved[i], copies[i] = found[0][str(i)], found[1][str(i)]
             outer_states[number] = found[2]
         outer_params = jax.tree.unflatten(structure, copies)
         state = DiLoCoState(own, outer_params, tuple(outer_states), step, tuple(in_flight))
@@ -256,7 +259,8 @@ def _if(condition: jax.Array, function: Callable[..., Any], *args: Any) -> Any:
     return lax.cond(condition, function, lambda *unchanged: unchanged[:3], *args)
 
 
-_Found = tuple[list[jax.Array], list[jax.Array], Any]
+_Leaves = dict[str, jax.Array]
+_Found = tuple[_Leaves, _Leaves, Any]
 
 
 class _Fragment(NamedTuple):
@@ -270,42 +274,40 @@ class _Fragment(NamedTuple):
     axis: str
     wire: str
     number: int
-    before: list[jax.Array]
+    before: _Leaves
 
-    def exchanged(self, updates: list[jax.Array], copies: list[jax.Array], state: Any) -> _Found:
+    def exchanged(self, updates: _Leaves, copies: _Leaves, state: Any) -> _Found:
         """Updates to the new outer parameters."""
 
-        def mean(parts: list[jax.Array]) -> list[jax.Array]:
-            means = (_mean(x[0].astype(jnp.float32), self.axis, self.wire)[0] for x in parts)
-            return [mean.astype(x.dtype) for mean, x in zip(means, parts, strict=True)]
+        def mean(parts: _Leaves) -> _Leaves:
+            def one(x: jax.Array) -> jax.Array:
+                return _mean(x[0].astype(jnp.float32), self.axis, self.wire)[0].astype(x.dtype)
+
+            return jax.tree.map(one, parts)
 
         gradient = over_positions(mean, self.axis, P())(self._distance(updates, copies))
         copies, state = self._outer_step(gradient, copies, state)
-        to_copies = [copy - own for copy, own in zip(copies, self.before, strict=True)]
-        return to_copies, copies, state
+        return jax.tree.map(jnp.subtract, copies, self.before), copies, state
 
-    def started(self, updates: list[jax.Array], copies: list[jax.Array], _: Handle) -> Handle:
+    def started(self, updates: _Leaves, copies: _Leaves, _: Handle) -> Handle:
         """The handle of the exchange."""
-        distance = [x.astype(jnp.float32) for x in self._distance(updates, copies)]
+        distance = jax.tree.map(lambda x: x.astype(jnp.float32), self._distance(updates, copies))
         return start(distance, self.axis, name=f"diloco{self.number}", wire=self.wire)
 
-    def finished(
-        self, updates: list[jax.Array], copies: list[jax.Array], state: Any, handle: Handle
-    ) -> _Found:
+    def finished(self, updates: _Leaves, copies: _Leaves, state: Any, handle: Handle) -> _Found:
         """Updates to the middle between the new outer parameters and the own ones."""
-        gradient = [g.astype(x.dtype) for g, x in zip(finish(handle), copies, strict=True)]
+        gradient = jax.tree.map(lambda g, x: g.astype(x.dtype), finish(handle), copies)
         copies, state = self._outer_step(gradient, copies, state)
-        mixed = [
-            (1 - _KEPT) * (copy - own) + _KEPT * update
-            for copy, own, update in zip(copies, self.before, updates, strict=True)
-        ]
+        mixed = jax.tree.map(
+            lambda copy, own, update: (1 - _KEPT) * (copy - own) + _KEPT * update,
+            copies,
+            self.before,
+            updates,
+        )
         return mixed, copies, state
 
-    def _distance(self, updates: list[jax.Array], copies: list[jax.Array]) -> list[jax.Array]:
-        return [
-            copy - (own + update)
-            for own, update, copy in zip(self.before, updates, copies, strict=True)
-        ]
+    def _distance(self, updates: _Leaves, copies: _Leaves) -> _Leaves:
+        return jax.tree.map(lambda c, own, update: c - (own + update), copies, self.before, updates)
 
     def _outer_step(self, gradient: Any, copies: Any, state: Any) -> tuple[Any, Any]:
         steps, state = self.outer.update(gradient, state, copies)
@@ -323,20 +325,26 @@ def _dealt(leaves: list[Any], count: int) -> list[list[int]]:
     return parts
 
 
+def _at(places: list[int], leaves: list[jax.Array]) -> _Leaves:
+    return {str(i): leaves[i] for i in places}
+
+
 def _mean(x: jax.Array, axis: str, wire: str) -> tuple[jax.Array, jax.Array]:
     """The mean of float32 arrays over an axis of `jax.shard_map`, and the part of this position."""
     size = lax.axis_size(axis)
     if not wire:
         return (lax.psum(x, axis) if size > 1 else x) / size, x
     encoded = encode(x, wire)
-    rows = jax.tree.map(lambda y: lax.all_gather(y, axis), encoded) if size > 1 else None
     sent = decode(encoded, wire, x.shape)
-    if rows is None:
+    if size == 1:
         return sent, sent
-    of_all = jax.vmap(lambda y: decode(y, wire, x.shape))(rows)
-    total = of_all[0]
-    for i in range(1, size):
-        total = total + of_all[i]
+    parts, structure = jax.tree.flatten(encoded)
+    arrived = [from_others(part, axis, lax.ppermute) for part in parts]
+    total = jnp.zeros(())
+    for position in range(size):
+        row = jax.tree.unflatten(structure, [of_position(x, position, axis) for x in arrived])
+        value = decode(row, wire, x.shape)
+        total = total + value if position else value
     return total / size, sent
 
 

@@ -20,7 +20,7 @@ from models import huggingface
 from models.attention import all_nvidia
 from models.configs import Config
 from models.data import Batches
-from models.extras import initial, staged
+from models.extras import diloco, initial, staged
 from models.extras.accumulate import Accumulation
 from models.extras.agreement import Agreement, agreed, first_rows
 from models.extras.balance import Balance
@@ -141,13 +141,15 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
     config = model_config(options, corpus.vocab)
     if config.stages and "stage" not in mesh.shape:
         raise ValueError(_NO_STAGE.format(options=options))
+    apart = diloco.chosen(options, mesh, crossing_axes(mesh))
     trainer = Trainer(
         dataclasses.replace(config, document_end=_document_end(options, corpus)),
         schedule,
         mesh,
-        update_axes(options.update, mesh),
-        Accumulation(options.accumulate, sum_axes(mesh)),
+        () if apart else update_axes(options.update, mesh),
+        Accumulation(options.accumulate, () if apart else sum_axes(mesh)),
         parse_parts(options),
+        apart,
     )
     if config.attention == "cudnn" and not all_nvidia():
         raise ValueError("--attention cudnn needs NVIDIA GPUs on all islands: choose auto or xla.")
@@ -218,6 +220,7 @@ def pretrain(options: Options) -> None:
         "eval_part": held_out,
         "cosine_steps": options.decay_steps,
         **({"document_mask": True} if options.document_mask else {}),
+        **diloco.facts(trainer.diloco, trainer.mesh),
     }
     batches = Batches(kept, options.seed, *sizes, options.order)
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None
@@ -265,6 +268,7 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int, unit: str
         flops=config_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
         unit=unit,
+        **({"gathered": diloco.Gathered(trainer.mesh)} if trainer.diloco else {}),
     )
 
 

@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from models.configs import DTYPES, Config
 from models.extras import one_f_one_b
 from models.extras.accumulate import Accumulation, value_and_grad_of_shares
+from models.extras.diloco import DiLoCo
 from models.extras.dtypes import at_least_float32, check_dtypes
 from models.extras.pipeline import Pipeline
 from models.llama import Llama
@@ -147,7 +150,7 @@ class Trainer:
 
     `accumulation` says how a batch is computed in parts; on a mesh with stages the pipeline does
     that. `parts` is the number of parts of a microbatch of unequal shares, by name of an island
-    or platform.
+    or platform. With `diloco` positions of `data` train for themselves; `jax.set_mesh` must be set.
     """
 
     config: Config
@@ -156,6 +159,7 @@ class Trainer:
     update_axes: tuple[str, ...] = ()
     accumulation: Accumulation = dataclasses.field(default_factory=lambda: Accumulation(parts=1))
     parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    diloco: DiLoCo | None = None
 
     def __post_init__(self) -> None:
         if self.accumulation.parts > 1 and "stage" in self.mesh.shape:
@@ -176,9 +180,16 @@ class Trainer:
         params = nnx.to_pure_dict(nnx.state(Llama(self.config, rngs=nnx.Rngs(seed)), nnx.Param))
         if self._pipeline:
             params["blocks"] = self._pipeline.spread(params["blocks"])
-        return TrainState(
-            jnp.zeros((), jnp.int32), params, self.schedule.transformation().init(params)
-        )
+        return self.begin(params)
+
+    def begin(self, params: Params) -> TrainState:
+        """A new state of parameters."""
+        transformation = self.schedule.transformation()
+        if self.diloco:
+            optimizer = self.diloco.init(transformation, params)
+        else:
+            optimizer = transformation.init(params)
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer)
 
     def place(self, params: Params) -> Params:
         """Parameters of the whole model as the state has them: on stages, if there are any."""
@@ -191,13 +202,22 @@ class Trainer:
     def step(
         self, state: TrainState, tokens: jax.Array, counts: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One update; also `loss` and `gradient_norm`.
+        """One update; also `loss` and `gradient_norm`, with DiLoCo those of each position.
 
         Args:
           state: The state before the step.
           tokens: Tokens [batch, positions + 1]; with `counts`, shares (`models.extras.shares`).
           counts: Microbatches of each share, or None.
         """
+        if self.diloco:
+            params, optimizer, measures = self.diloco.step(
+                self.schedule.transformation(),
+                self.value_and_grad,
+                state.params,
+                state.optimizer,
+                tokens,
+            )
+            return TrainState(state.step + 1, params, optimizer), measures
         loss, gradients = self.value_and_grad(state.params, tokens, counts)
         gradients, params = self._split(gradients), self._split(state.params)
         updates, optimizer = self.schedule.transformation().update(
@@ -259,6 +279,10 @@ class Trainer:
         """A `TrainState` of shardings: moments lie like the update, the rest everywhere."""
         shapes = jax.eval_shape(lambda: self.init(seed=0))
         params = parameter_shardings(shapes.params, self.mesh)
+        if self.diloco:
+            transformation = self.schedule.transformation()
+            optimizer = self.diloco.shardings(transformation, shapes.optimizer, params)
+            return TrainState(replicated(self.mesh), params, optimizer)
         update = split_further(shapes.params, params, self.update_axes)
         everywhere = replicated(self.mesh)
         optimizer = optax.tree_utils.tree_map_params(
@@ -274,7 +298,8 @@ class Trainer:
         """`init` and `step` under `jit`, with their shardings; `step` reuses the state's memory."""
         shardings = self.state_shardings()
         init = jit(self.init, static_argnums=0, out_shardings=shardings)
-        step = jit(self.step, donate_argnums=0, out_shardings=(shardings, replicated(self.mesh)))
+        measures = NamedSharding(self.mesh, P("data")) if self.diloco else replicated(self.mesh)
+        step = jit(self.step, donate_argnums=0, out_shardings=(shardings, measures))
         return init, step
 
     def compile_loss(self, jit: Callable[..., Any]) -> Any:

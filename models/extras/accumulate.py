@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from models.extras.dtypes import at_least_float32
-from models.sharding import BATCH, constrain
+from models.sharding import BATCH, constrain, free_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Accumulation:
         Raises:
           ValueError: The batch can't be divided into the parts.
         """
-        mesh = jax.sharding.get_abstract_mesh()
-        split = math.prod(mesh.shape[name] for name in BATCH if name in mesh.shape)
+        axes = free_axes()
+        split = math.prod(axes[name] for name in BATCH if name in axes)
         if len(tokens) % (split * self.parts):
             raise ValueError(
                 f"a batch of {len(tokens)} can't be divided into {self.parts} parts (--accumulate) "
-                f"on a mesh {dict(mesh.shape)}: choose a multiple of {split * self.parts}."
+                f"on a mesh {axes}: choose a multiple of {split * self.parts}."
             )
 
         def local(params: Any, tokens: jax.Array) -> tuple[jax.Array, Any]:

@@ -97,11 +97,10 @@ class Run:
 
     def _initial(self, init: Any) -> TrainState:
         """The state before the first step, from the program that makes it."""
-        state = init(self.options.seed)
         if self.options.init_from is None:
-            return state
+            return init(self.options.seed)
         params = initial.parameters(self.options.init_from, self.trainer)
-        return dataclasses.replace(state, params=params)
+        return jaxhet.jit(self.trainer.begin, out_shardings=self.trainer.state_shardings())(params)
 
     def _stop(self, step: int) -> None:
         self.checkpoints.wait()

@@ -180,6 +180,26 @@ class Options:
         "codec of floats between islands, or codecs by mesh axis, as in JAXHET_WIRE: mxint8, or"
         " data=mxint8,fsdp=bf16; default: that variable",
     )
+    diloco: bool = _option(
+        False,
+        "train each position of the mesh axis data for itself, and exchange outer gradients every"
+        " --diloco-sync-period steps (DiLoCo); --wire is then their codec",
+    )
+    diloco_sync_period: int = _option(
+        36, "steps from one exchange of a parameter to its next", valid="at least 1"
+    )
+    diloco_outer_lr: float = _option(
+        0.7, "learning rate of the outer SGD with Nesterov momentum", valid="finite and at least 0"
+    )
+    diloco_outer_momentum: float = _option(
+        0.9, "momentum of the outer SGD", valid="finite and at least 0"
+    )
+    num_diloco_fragments: int = _option(
+        1, "parts of the parameters that are exchanged in turn", valid="at least 1"
+    )
+    num_communication_overlapping_steps: int = _option(
+        0, "steps that go on beside an exchange, before its result is used", valid="at least 0"
+    )
     on_difference: str = _option(
         "warn", "reaction to replicas that differ at a log line", choices=("warn", "sync", "raise")
     )

@@ -18,6 +18,7 @@ from models.train import Params, TrainState
 
 Result = TypeVar("Result")
 
+_ADVICE = "--update sharded avoids it; with --diloco, --on-difference sync repairs it"
 # Largest exponent of e in a float.
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
@@ -32,6 +33,7 @@ class Settings:
       flops: the model's floating-point operations in a step, over all devices.
       peak_flops: peak FLOP/s of all devices together; None if unknown.
       unit: unit of a mean loss in the plot: byte or token.
+      gathered: gives measures of steps as numbers that all processes have.
     """
 
     run_dir: Path
@@ -44,6 +46,7 @@ class Settings:
     flops: float
     peak_flops: float | None
     unit: str = "byte"
+    gathered: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
 
 
 class Reporter:
@@ -123,7 +126,8 @@ class Reporter:
           FloatingPointError: A loss or a norm of gradients is not finite: the parameters after such
             a step are of no use. The measurements are written first.
         """
-        for step, measures in enumerate(jaxhet.block_until_ready(self._window), self._done + 1):
+        self._window = self._settings.gathered(jaxhet.block_until_ready(self._window))
+        for step, measures in enumerate(self._window, self._done + 1):
             for name in ("loss", "gradient_norm"):
                 if not math.isfinite(value := float(measures[name])):
                     self._write(self._rows())
@@ -164,7 +168,7 @@ class Reporter:
             if on_difference == "raise":
                 raise jaxhet.ReplicaError(f"{text}; choose --update sharded")
             is_healed = on_difference == "sync"
-            self.say(f"{text}; {'made equal' if is_healed else '--update sharded avoids it'}")
+            self.say(f"{text}; {'made equal' if is_healed else _ADVICE}")
         self.digest(self._done, kept.params)
         self._begin_window()
         return kept

@@ -109,7 +109,7 @@ def test_handles_outlive_programs() -> None:
             "held True",
             "local True",
             "asked finish lost_0",
-            "was started and never finished: its data is lost",
+            "was started and never finished, as were 2 more: its data is lost, unless a checkpoint",
         ):
             assert line in e.text, (line, e.text)
         assert e.text.count("caught usage True") == 4, e.text

@@ -374,12 +374,15 @@ void Engine::Close(milliseconds timeout) {
 void Engine::LogUnfinished() {
   Unfinished unfinished = handles_.unfinished();
   if (const auto devices = FindDevices()) unfinished.merge(devices->unfinished());
-  for (const auto& [plan, index] : unfinished) {
-    const std::string exchange = Read([&](const ProgressEngine& progress) {
-      return progress.peers().plans().DescribeWithProgram(plan, index);
-    });
-    LogLine(StrCat("jaxhet: ", exchange, " was started and never finished: its data is lost"));
-  }
+  if (unfinished.empty()) return;
+  const auto [plan, index] = *unfinished.begin();
+  const std::string exchange = Read([&](const ProgressEngine& progress) {
+    return progress.peers().plans().DescribeWithProgram(plan, index);
+  });
+  const size_t others = unfinished.size() - 1;
+  LogLine(StrCat("jaxhet: ", exchange, " was started and never finished",
+                 others > 0 ? StrCat(", as were ", others, " more") : "",
+                 ": its data is lost, unless a checkpoint has the handle"));
 }
 
 // Nothing is added to the inbox any more. What other threads have left there is completed.
