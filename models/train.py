@@ -32,6 +32,7 @@ from models.sharding import (
 
 Params = dict[str, Any]
 
+_UINTS = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 # The learning rate at the end of a cosine, of that after the warm-up (Llama 2, arXiv:2307.09288).
 FINAL_RATE = 0.1
 
@@ -151,6 +152,8 @@ class Trainer:
     `accumulation` says how a batch is computed in parts; on a mesh with stages the pipeline does
     that. `parts` is the number of parts of a microbatch of unequal shares, by name of an island
     or platform. With `diloco` positions of `data` train for themselves; `jax.set_mesh` must be set.
+    `has_codecs` says that floats between islands are compressed: updated parameters are then
+    gathered as integers, which no codec rounds.
     """
 
     config: Config
@@ -160,6 +163,7 @@ class Trainer:
     accumulation: Accumulation = dataclasses.field(default_factory=lambda: Accumulation(parts=1))
     parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     diloco: DiLoCo | None = None
+    has_codecs: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulation.parts > 1 and "stage" in self.mesh.shape:
@@ -225,7 +229,7 @@ class Trainer:
         )
         updated: Any = optax.apply_updates(params, updates)
         measures = {"loss": loss, "gradient_norm": optax.tree.norm(gradients)}
-        return TrainState(state.step + 1, self._split(updated), optimizer), measures
+        return TrainState(state.step + 1, self._whole(self._split(updated)), optimizer), measures
 
     def _check_sequence(self) -> None:
         if "stage" in self.mesh.shape:
@@ -344,6 +348,18 @@ class Trainer:
         return jax.lax.with_sharding_constraint(
             params, split_further(params, shardings, self.update_axes)
         )
+
+    def _whole(self, params: Params) -> Params:
+        """Split parameters, gathered without a loss."""
+        if not self.update_axes or not self.has_codecs:
+            return params
+        bits = jax.tree.map(
+            lambda x: jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]), params
+        )
+        bits = jax.lax.with_sharding_constraint(
+            self._split(bits), parameter_shardings(bits, self.mesh)
+        )
+        return jax.tree.map(lambda x, own: jax.lax.bitcast_convert_type(x, own.dtype), bits, params)
 
     @property
     def _pipeline(self) -> Pipeline | None:

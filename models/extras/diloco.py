@@ -193,13 +193,18 @@ def chosen(options: Options, mesh: jax.sharding.Mesh, crossing: Sequence[str]) -
         period,
         fragments,
         delay,
-        _wire(options.wire or os.environ.get("JAXHET_WIRE", "")),
+        _codec(wire(options)),
         options.diloco_outer_lr,
         options.diloco_outer_momentum,
     )
 
 
-def _wire(text: str) -> str:
+def wire(options: Options) -> str:
+    """Codecs of exchanges between islands, as in `JAXHET_WIRE`."""
+    return options.wire or os.environ.get("JAXHET_WIRE", "")
+
+
+def _codec(text: str) -> str:
     """Codec of the axis in a text as in `JAXHET_WIRE`."""
     parts = (part.strip().rpartition("=") for part in text.split(","))
     by_axis = {axis: codec for axis, _, codec in parts}

@@ -1,8 +1,12 @@
 """Compressed exchanges in a job of two islands. One of them computes without FMA."""
 
+import pathlib
+
 import pytest
 from two_islands import SET_UP
 
+from jaxhet.testing import FAST_COMPILE
+from models.extras.records import compare_replicas, read_rows
 from tests.support import hosts
 from tests.support.hosts import Hosts
 from tests.support.scripts import job, run
@@ -134,6 +138,27 @@ def test_replicas_are_equal_to_the_bit_with_every_codec(steps: int) -> None:
         assert "bridge wire='mxint9' is not valid; codecs: bf16, mxfp8, mxint8, mxint4" in e.text
         assert "all_gather all-reduce sum hierarchical bf16 u16[270400]" in e.text  # in words
         assert "all_gather all-reduce sum hierarchical mxint8/32 u8[278850]" in e.text
+
+
+SHARDED = """
+import os
+from jaxhet.compiler import codecs
+from models import pretrain
+codecs.LEAST_BYTES = 1  # parameters of the smallest model are compressed, too
+pretrain.main(["--config=tiny", "--batch=4", "--seq=16", "--mesh=data=2", "--update=sharded",
+    "--steps=2", "--learning-rate=0", "--log-every=1", "--digest", "--wire=mxint8",
+    "--run-dir=" + os.environ["FOLDER"]])
+"""
+
+
+def test_sharded_update_of_zero_leaves_the_bits_of_parameters(tmp_path: pathlib.Path) -> None:
+    for ended in run(SHARDED, *job(2, FOLDER=str(tmp_path), **FAST_COMPILE), timeout_s=190):
+        assert ended.code == 0, ended.text
+    for process in range(2):
+        rows = read_rows(tmp_path / f"digests-{process}.jsonl")
+        assert {row["step"] for row in rows} == {0, 1, 2}
+        assert len({str(sorted((row | {"step": 0}).items())) for row in rows}) == len(rows) // 3
+    assert compare_replicas(tmp_path).equal
 
 
 SUMS = """
