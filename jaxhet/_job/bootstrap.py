@@ -32,9 +32,9 @@ _DEVICE_SOCKETS_READY = _FIRST_DEVICE_SOCKET - 1
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
 _RETRY_S = 0.1
-# One data socket for each 8 ms of the round trip, as 1 Gbit/s has 1 MB under way then: the kernel's
-# limits for the buffers of a socket (tcp_rmem, tcp_wmem) allow a few MB.
-_SOCKET_US = 8000
+# One data socket for each 13 ms of the round trip, as 1 Gbit/s has 1.6 MB under way then: the usual
+# limit for the send buffer of a socket (tcp_wmem, 4 MB) allows about 2 MB.
+_SOCKET_US = 13000
 _MOST_FOR_ROUND_TRIP = 16
 _MOST_AT_ONCE = 8
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
