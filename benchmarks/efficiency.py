@@ -1,4 +1,4 @@
-"""How much of what unequal islands do alone do they reach together?
+"""Rate of unequal islands together, compared with the sum of their rates alone.
 
     python -m benchmarks.efficiency [--share stages] [--burners 0,1] [--json FILE]
     python -m benchmarks.efficiency --burners 0,0,0 --cores 0,1,1 --speeds 1,0.6,0.3
@@ -98,7 +98,7 @@ class Row:
 
 @contextlib.contextmanager
 def burning(burners: Sequence[int], cores: Sequence[str], platform: str = "cpu") -> Iterator[None]:
-    """Runs so many burners on each core or GPU."""
+    """Runs this number of burners on each core or GPU."""
     # Everything is in one session: Linux first divides a core's time between sessions.
     code = _BURN_GPU if platform == "cuda" else _BURN
     started = [

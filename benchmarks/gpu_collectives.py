@@ -43,7 +43,7 @@ _CHAIN_BYTES = {
 }
 _SLOW_CHAIN_BYTES = 128 << 20
 _MAX_LINKS, _MAX_CALLS = 16, 40
-# A case on which a system has spent so many seconds gets no more than so many turns.
+# Turns that a case has at least; further ones begin within the first _MAX_CASE_S seconds.
 _MAX_CASE_S, _MIN_TURNS = 1.0, 2
 
 

@@ -19,7 +19,7 @@ _prepared = functools.cache(bench.prepare)
 
 
 def _failure(case: bench.Case) -> str:
-    """Prepares a case; what is wrong with it, or nothing."""
+    """Prepares a case; returns its problem, or nothing."""
     try:
         wrong = _prepared(case).num_wrong
     except Exception as error:  # one case must not hide the others

@@ -41,7 +41,7 @@ COMPILE_BAR = 1.2
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A program on a system. What is None is not measured there.
+    """A program on a system. A field is None where it is not measured.
 
     Attributes:
       step_s: median of the turns' means.

@@ -161,7 +161,7 @@ def _measured(row: Row, ladder: Ladder, turns: Sequence[Sequence[Trace]]) -> Row
 
 
 def last_words(text: str) -> str:
-    """The last line of what a failed job said that names an error, else its last line."""
+    """Last line of a failed job's output that names an error, or its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it said nothing"])[-1]

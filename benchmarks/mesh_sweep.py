@@ -141,7 +141,7 @@ def summary(sweep: Sweep, mesh: str, rows: Sequence[Mapping[str, Any]]) -> Measu
 
 
 def of_plan(mesh: str, told: Mapping[str, Any]) -> Planned:
-    """The row of what `jaxhet plan --json` prints."""
+    """Row made from the output of `jaxhet plan --json`."""
     total = told["seconds"]["total"]
     return Planned(
         mesh=mesh,

@@ -92,7 +92,7 @@ def batches(steps: int, rows: int, is_swapped: bool) -> list[np.ndarray]:
 
 
 def train(method: Method, steps: int, rows: int) -> Row:
-    """Trains with a method. The rate is that of the second half of the steps."""
+    """Trains with a method. The rate is measured in the second half of the steps."""
     mesh = jax.sharding.get_mesh()
     split = NamedSharding(mesh, P("data"))
     tx: Any = method.transform() if method.transform else plain_llama.OPTIMIZER

@@ -101,7 +101,7 @@ class _Step:
         self._few = [self._batches(i, self._sharding) for i in range(_DIFFERENT_BATCHES)]
 
     def seconds_per_step(self, steps: int) -> tuple[float, float]:
-        """The mean time of a step, on batches that are there already, and the last loss."""
+        """Mean time of a step on prepared batches, and the last loss."""
         start = time.perf_counter()
         losses = [self._advance(self._few[i % _DIFFERENT_BATCHES]) for i in range(steps)]
         jaxhet.block_until_ready(losses)
@@ -139,7 +139,7 @@ class _Step:
 
 
 class _ModelTrainer(Trainer):
-    """A program of models/, with what `_Step` asks of every program."""
+    """A program of models/, as a `_Step`."""
 
     def params_of(self, state: TrainState) -> Any:
         """The parameters in a state."""
@@ -257,7 +257,7 @@ _steps: list[_Step] = []
 
 
 def _build(program: Program) -> Built:
-    """Compiles and warms up; what was built before is dropped."""
+    """Compiles and warms up, and drops earlier programs."""
     _steps.clear()
     _steps.append(_Step(program))
     _steps[0].seconds_per_step(_WARM_UP)
@@ -290,7 +290,7 @@ def _own_island() -> jaxhet.Island:
 
 
 def _begin(program: Program, on_own_island: bool) -> Built:
-    """Compiles, for all devices or for those of the own island; the first step is yet to come."""
+    """Compiles for all devices, or for the devices of the own island. Runs no step."""
     _steps.clear()
     _steps.append(_Step(program, _own_devices() if on_own_island else None))
     return _steps[0].built

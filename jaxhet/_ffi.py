@@ -150,7 +150,7 @@ class Engine:
     ) -> None:
         """Opens the device channels between this process's GPUs and others.
 
-        After `set_ranks` and before any program runs; blocks until all are there.
+        After `set_ranks` and before any program runs. Blocks until all processes have called it.
 
         Args:
           platform: JAX's name of this process's platform.

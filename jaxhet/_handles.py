@@ -148,7 +148,7 @@ def _handle(tree: Any, axis: str, op: Op, name: str, wire: str, *, is_started: b
 
 
 def _is_open(size: int) -> bool:
-    """Whether an exchange between so many positions can outlive a program: jaxhet's passes run."""
+    """Whether an exchange between these positions can outlive a program: jaxhet's passes run."""
     session = _session.current()
     return size > 1 and session is not None and len(session.islands) > 1
 

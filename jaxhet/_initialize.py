@@ -106,7 +106,7 @@ def _prepare_platform(config: Config) -> str:
 
 
 def _join(config: Config, secret: bytes) -> _session.Session:
-    """Joins the job and sets up what belongs to it. The other processes hear of an error."""
+    """Joins the job and sets it up. An error is reported to the other processes."""
     trace_folder = _trace.folder(config)
     membership = _join_coordinator(config, secret)
     session = None

@@ -1,4 +1,4 @@
-"""Who is where: islands, their processes and their devices."""
+"""Islands, their processes and their devices."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def by_rank(islands: Sequence[Island]) -> dict[int, tuple[Island, Device]]:
 
 
 def names(members: Sequence[Member]) -> list[str]:
-    """The islands' names in the order of island indices, which is that of first processes. Pure."""
+    """The islands' names by island index, that is, in the order of their first processes. Pure."""
     return list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
 
 

@@ -56,7 +56,7 @@ def block_until_ready(tree: Any) -> Any:
       The tree.
 
     Raises:
-      JaxhetError: The job has failed; its subclass is that of the first failure.
+      JaxhetError: The job has failed. The class is the class of the first failure.
 
     Examples:
       >>> value = jaxhet.block_until_ready(x + 1)

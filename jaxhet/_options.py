@@ -144,7 +144,7 @@ class NameList:
     def nics(self, folder: pathlib.Path = pathlib.Path("/sys/class/infiniband")) -> tuple[str, ...]:
         """The NICs in `folder` that the list selects; each may have a port, as in mlx5_0:1.
 
-        Where it selects none: the list itself, for the error that names what is not there.
+        The list itself where it selects none: an error then names the missing NICs.
         """
         found: dict[str, None] = {}
         for nic in sorted(path.name for path in folder.glob("*")):

@@ -247,7 +247,7 @@ def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
 
 
 def to_stage(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The lowered or compiled program of what a user gives.
+    """Lowered or compiled form of a user's program.
 
     Raises:
       UsageError: it can't be lowered.

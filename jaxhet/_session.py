@@ -61,7 +61,7 @@ _NO_PARTS = Parts()
 class Session:
     """One job as this process sees it. `engine` is None in a job of one island.
 
-    A pretended job is there for programs to be compiled for; it has no engine either.
+    A pretended job has no engine either: programs are only compiled for it.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Session:
         return _errors.BY_NAME[match[1]](match[2].strip())
 
     def _watch(self) -> None:
-        """Carries failures from the coordinator to the engine, and frees who is stuck after one."""
+        """Passes failures from the coordinator to the engine, and then ends the program's waits."""
         failed = self._wait_for_failure()
         failed_at = time.monotonic()
         if failed is None:
@@ -197,7 +197,7 @@ class Session:
             os._exit(_EXIT_CODE)
 
     def _tell(self, failure: str) -> None:
-        """Logs a failure of which the program does not hear at once: it compiles, saves, computes.
+        """Logs a failure that the program does not notice at once: it compiles, saves, computes.
 
         Python can't raise an error in a thread that runs C++.
         """
@@ -249,7 +249,7 @@ class Session:
     # --- end ---
 
     def close(self, timeout_s: float) -> None:
-        """Waits for what is under way, says goodbye to the other processes and waits for theirs.
+        """Waits for work in flight and says goodbye. Waits for the goodbyes of the other processes.
 
         Leaves no thread or socket behind.
         """
@@ -278,7 +278,7 @@ class Session:
         self._fail_exit(uncaught)
 
     def discard(self) -> None:
-        """Ends what is the session's own; engine and membership are left as they are."""
+        """Ends the threads and connections of the session, except engine and membership."""
         self._closed.set()
         if self._watcher.is_alive():
             self._watcher.join()

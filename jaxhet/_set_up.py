@@ -254,7 +254,7 @@ def _start_engine(
 def _make_connector(
     job: _Job, engine: _ffi.Engine, channels: ChannelPlan | None
 ) -> _connector.Connector | None:
-    """The connector of what is not there from the start; None if there is nothing.
+    """The connector of connections and channels that are opened later; None if there are none.
 
     Args:
       job: The job.

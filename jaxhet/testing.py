@@ -136,7 +136,7 @@ class Job:
         """Ends the job.
 
         Raises:
-          AssertionError: the job did not end by itself, or a process failed.
+          AssertionError: the job did not end in time, or a process failed.
         """
         if self.is_broken:
             self._kill()
@@ -333,7 +333,7 @@ def joined_job(
 
 
 def free_port() -> int:
-    """A port that nobody uses, and that the system gives to nobody who asks for any."""
+    """A free port outside of the range from which the kernel picks ports."""
     while True:
         port = _random.randrange(10_000, 32_000)  # below Linux's range for connections
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -53,7 +53,7 @@ def import_model(
       dtype: Type of the checkpoint's parameters; None: as in `source`.
 
     Raises:
-      ValueError: `target` is there already.
+      ValueError: `target` exists already.
     """
     _check_new(target)
     config, params = load(source, mesh, **({"param_dtype": dtype} if dtype else {}))
@@ -75,7 +75,7 @@ def export_model(source: Path, target: Path, mesh: jax.sharding.Mesh) -> None:
       mesh: Mesh that the parameters are loaded on.
 
     Raises:
-      ValueError: `target` is there already.
+      ValueError: `target` exists already.
     """
     _check_new(target)
     run = trained.Checkpoint.find(source)

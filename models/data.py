@@ -98,7 +98,7 @@ class Batches:
         return jax.make_array_from_callback(shape, sharding, local)
 
     def passes(self, steps: int) -> float:
-        """How often so many steps read the corpus, on average."""
+        """How often `steps` steps read the corpus, on average."""
         return steps * self.batch / self._num_rows
 
     def _order(self) -> npt.NDArray[np.int64]:

@@ -163,7 +163,7 @@ def load(folder: Path, mesh: jax.sharding.Mesh, **changes: Any) -> tuple[Config,
         the folder's.
 
     Raises:
-      ValueError: the model can't be represented, or its tensors are not those of its config.
+      ValueError: the model can't be represented, or its tensors do not fit its config.
     """
     config = dataclasses.replace(read_config(folder), **changes)
     shapes = parameter_shapes(config)
@@ -213,7 +213,7 @@ def _leave_head_out(tensors: Tensors, found: dict[str, tuple[int, ...]]) -> None
 
 
 def _check(found: Mapping[str, tuple[int, ...]], shapes: Params) -> None:
-    """Compares the tensors of a folder with those of a model."""
+    """Compares the tensors of a folder with the tensors of a model."""
     expected = {
         name: Layout.of(weight, leaf.shape).shape
         for weight, leaf in _named(shapes)
@@ -293,7 +293,7 @@ def save(
       folder: folder to write; made if it does not exist.
       config: config of the model.
       params: parameters of the model, completely on devices of this process.
-      like: a `config.json` to take from what `Config` does not say, as the tokens that end a text.
+      like: a `config.json` for keys that `Config` lacks, such as the tokens that end a text.
       file_bytes: largest size of a file of tensors, and of what the host holds; a larger tensor has
         a file of its own. 0: the size of the largest tensor.
     """

@@ -97,7 +97,7 @@ class RMSNorm(nnx.Module):
 
 
 def norm(config: Config, size: int) -> RMSNorm:
-    """The norm of vectors of that size."""
+    """A norm of vectors of this size."""
     return RMSNorm(size, epsilon=config.norm_epsilon, dtype=DTYPES[config.param_dtype])
 
 
@@ -170,7 +170,7 @@ class Attention(nnx.Module):
 
         Args:
           x: Activations [B, T, E] of the new positions.
-          past: Keys and values of all positions; those of x are added.
+          past: Keys and values of all positions, to which the ones of x are added.
           positions: Positions [B, T] of x.
 
         Returns:

@@ -99,7 +99,7 @@ def parameter_shardings(params: Any, mesh: jax.sharding.Mesh) -> Any:
 def split_further(params: Any, shardings: Any, axes: Collection[str]) -> Any:
     """Shardings that split each array over further axes.
 
-    Each axis goes to the first dimension that it divides evenly.
+    Each axis divides the first dimension that it divides evenly.
 
     Args:
       params: Parameters, arrays or their shapes.
@@ -197,7 +197,7 @@ def token_spec(axes: Collection[str]) -> PartitionSpec:
 
 
 def check_positions(positions: int, sizes: Mapping[str, int]) -> None:
-    """Checks that a mesh of those sizes can split rows of so many positions evenly.
+    """Checks that a mesh of these sizes divides `positions` positions evenly.
 
     Raises:
       ValueError: The axis `sequence` does not divide the positions.

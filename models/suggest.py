@@ -89,7 +89,7 @@ class Planner:
         return self.compiled[candidate.words]
 
     def tried(self, suggestion: Suggestion) -> Suggestion:
-        """The suggestion with what steps of it took."""
+        """The suggestion with the measured times of its steps."""
         options = dataclasses.replace(self.options, **suggestion.candidate.options)
         trainer, step = self.compile(suggestion.candidate)
         batches = Batches(self.corpus, options.seed, options.batch, options.seq)
@@ -126,7 +126,7 @@ class Planner:
         return [(each, beside) for each in found]
 
     def _local(self, inner: str) -> Options:
-        """Options of a whole job whose model is that of an island alone."""
+        """Options of a whole job with the model of a single island."""
         num = len(self.islands)
         return dataclasses.replace(self.options, mesh=mesh("data", num, inner, self._devices))
 
@@ -254,7 +254,7 @@ class _Memory:
 
 
 def table(found: Sequence[Suggestion]) -> str:
-    """The suggestions as lines, best first: what was predicted, measured, and the difference."""
+    """The suggestions as lines, best first: predicted and measured values, and the difference."""
     lines = ["step, ms: predicted  measured  error   MB of a device  measured  error   options"]
     for s in found:
         seconds = f"{1e3 * s.seconds:19.1f}  {_beside(s.seconds, s.measured_seconds, 1e3)}"
@@ -271,7 +271,7 @@ def _beside(predicted: float, measured: float | None, scale: float) -> str:
 
 
 def _judged(found: Sequence[Suggestion]) -> list[str]:
-    """A line of the largest errors of what was tried, beside their aims."""
+    """A line of the largest errors of the tried suggestions, beside their aims."""
     tried = [s for s in found if s.measured_seconds]
     if len(tried) < 2:
         return []

@@ -341,7 +341,7 @@ class Trainer:
         return [jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split), counts]
 
     def _split(self, params: Params) -> Params:
-        """Parameters, or what is like them, split over `update_axes` as well."""
+        """Parameters or a similar tree, split over `update_axes` as well."""
         if not self.update_axes:
             return params
         shardings = parameter_shardings(params, self.mesh)

@@ -26,7 +26,7 @@ def results_of(printed: str) -> list[tuple[str, str]]:
 
 
 def softverbs(commands: str = "") -> dict[str, str]:
-    """The environment in which a process finds the software libibverbs, and what that is told.
+    """Environment in which a process finds the software libibverbs, with its settings.
 
     Args:
       commands: See tests/softverbs/library/control.h.

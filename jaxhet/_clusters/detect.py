@@ -1,4 +1,4 @@
-"""The ordered table of schedulers, and the options with what the first of them says."""
+"""Ordered table of schedulers, and the options that the first detected one sets."""
 
 import dataclasses
 import os

@@ -97,7 +97,7 @@ class Job:
         self.found = Found()
 
     def run(self) -> None:
-        """Makes all rounds; `found` has their results."""
+        """Runs all rounds and stores their results in `found`."""
         all_rounds = [(pairs, self._peers(pairs)) for pairs in rounds(self._processes)]
         for _, mine in all_rounds:
             for peer in set(mine.values()):

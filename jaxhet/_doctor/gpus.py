@@ -12,7 +12,7 @@ _PCI_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)  # VGA, 3D, other display; proce
 
 
 def read_vendors(root: pathlib.Path) -> tuple[Vendor, ...]:
-    """All vendors, whether or not their GPUs are there."""
+    """All vendors, with or without GPUs here."""
     return tuple(
         Vendor(
             name=name,

@@ -69,7 +69,7 @@ def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:
     """
     environ, platform = dict(os.environ), platforms.expected_platform()
     jax.config.update("jax_platforms", "cpu")
-    # An older report does not bind this one.
+    # This run ignores an older report.
     arguments = {**arguments, "qualification": "", "connect": "all"}
     config, _ = _clusters.resolve(arguments)
     if config.num_processes == 1:
@@ -102,7 +102,7 @@ type Answer = tuple[Found, dict[str, dict[str, float | None]]]
 
 
 class _Job:
-    """This process among those of the job."""
+    """This process as a member of the job."""
 
     def __init__(
         self,

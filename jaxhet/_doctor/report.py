@@ -31,7 +31,7 @@ class Part:
     """An optional part.
 
     Attributes:
-      usable: Whether it is there and works.
+      usable: Whether it is installed and works.
       text: Version or place of the part; why it is off, if it is not usable.
     """
 
@@ -157,7 +157,7 @@ class Port:
       active_mtu: In bytes; None: not known without libibverbs.
       gids: Addresses of the port.
       gid_index: The one that a job uses; None: none, or not known without libibverbs.
-      gid_reason: Why this one, or how InfiniBand goes without; "" if there is none.
+      gid_reason: Why this GID, or why InfiniBand needs none; "" if there is no GID.
       problem: Why a job does not use the port, or "".
     """
 

@@ -1,4 +1,4 @@
-"""Versions of JAX, its plugins, and of what is loaded when it is there."""
+"""Versions of JAX, its plugins and optional libraries."""
 
 import ctypes
 import importlib.metadata

@@ -13,7 +13,7 @@ _COLOURS = {"error": "bold red", "warning": "yellow"}
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the report: what is wrong comes last, where it is seen."""
+    """Prints the report. Problems are the last lines, where users see them."""
     _section(console, "Software", _of_software(report.software))
     _section(console, "GPUs", (row for vendor in report.vendors for row in _of_vendor(vendor)))
     nics = [row for nic in report.nics for row in _of_nic(nic)]
@@ -39,7 +39,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def show_proofs(found: Qualification, console: Console) -> None:
-    """Prints what was proven, a line for each size."""
+    """Prints the proofs, a line for each size."""
     table = Table(box=None, pad_edge=False)
     for title in ("processes", "transport", "bytes", "p50 us", "GB/s each way", "of link"):
         table.add_column(title, justify="left" if title in ("processes", "transport") else "right")

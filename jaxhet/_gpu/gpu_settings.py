@@ -54,14 +54,14 @@ def prepare(
     """Completes XLA_FLAGS. Called when the job is known to have islands, before a backend exists.
 
     Args:
-      make_folder: Makes the folder for what XLA tunes, or returns None for no folder.
+      make_folder: Makes the folder for XLA's tuned kernels, or returns None for no folder.
       environ: The environment.
 
     Returns:
       Whether processes with equal GPUs share programs: not if the user controls tuning.
 
     Raises:
-      UsageError: JAX or XLA is told to do what would stop the job or its process.
+      UsageError: A setting of JAX or XLA would stop the job or its process.
     """
     compat.refuse_shared_programs()
     given = compiler_settings.xla_flags_text(environ)

@@ -85,7 +85,7 @@ class SharedPrograms:
           processes: The processes whose devices run the program.
 
         Returns:
-          Processes of this process's class; none if it shares the program with nobody.
+          Processes of this process's class; none if it does not share the program.
         """
         found = tuple(sorted(self._members.intersection(processes)))
         return found if self._process in found and len(found) > 1 else ()
@@ -183,7 +183,7 @@ class SharedPrograms:
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[_Doing]:
-        """Publishes what is changed inside."""
+        """Publishes changes that are made inside the context."""
         with self._lock:
             yield self._doing
             text = json.dumps(dataclasses.asdict(self._doing)).encode()

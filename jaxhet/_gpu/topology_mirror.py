@@ -18,7 +18,7 @@ from jaxhet._errors import JaxhetError, PeerError
 from jaxhet._jax import compat
 from jaxhet._job.process_info import ProcessInfo
 
-# XLA gives up after 2 minutes, with an error that names nobody.
+# XLA gives up after 2 minutes, with an error that names no process.
 TIMEOUT_S = 110.0
 
 
@@ -51,10 +51,10 @@ def copies(members: Sequence[ProcessInfo]) -> list[Copy]:
 
 
 class TopologyMirror:
-    """Copies the messages on a thread of its own, in process 0. The thread ends by itself."""
+    """Copies the messages on a thread of process 0, which ends after the last message."""
 
     def __init__(self, client: Any, members: Sequence[ProcessInfo], timeout_s: float = TIMEOUT_S):
-        """Starts; `client` is that of JAX's coordination service, used by several threads."""
+        """Starts the thread. `client` is JAX's client of the coordination service."""
         self._client = client
         self._copies = copies(members)
         self._timeout_s = timeout_s

@@ -183,7 +183,7 @@ def backend_exists() -> bool:
 
 
 def memory_on(device: Device, num_bytes: int) -> jax.Array:
-    """So many bytes on a device of this process, written: `unsafe_buffer_pointer()` is where."""
+    """An array of `num_bytes` bytes on a device of this process. Its memory is allocated."""
     return jax.device_put(np.zeros(num_bytes, np.uint8), device).block_until_ready()
 
 
@@ -199,7 +199,7 @@ def local_topology_key(topology: tuple[str, str], process: int) -> str:
 
 
 def global_topology_key(topology: tuple[str, str]) -> str:
-    """Where process 0 puts what it makes of these messages, for all others to read."""
+    """Key under which process 0 publishes the devices of all processes."""
     plugin, platform = topology
     return f"{plugin}:global_topology/{platform}"
 
@@ -209,7 +209,7 @@ def unblock_backend(
 ) -> None:
     """Makes the topology exchange of a backend that waits for a dead process fail at once.
 
-    It does so by answers that are not valid; what is there already stays.
+    Writes invalid answers for all messages that are still missing.
     """
     numbers = list(processes)
     for topology in topologies:
@@ -220,13 +220,13 @@ def unblock_backend(
 
 
 def device_wait() -> Callable[[float], bool]:
-    """Makes a wait until this process's devices have run what was given to them.
+    """Makes a function that waits until this process's devices have done all their work.
 
     Each is given one more program, which it runs last. The programs are loaded here: a driver that
     loads one while a device waits for a peer waits too, and lets nobody end the device's wait.
 
     Returns:
-      Waits for so many seconds, without a thread; says whether all devices were done.
+      A function that waits for at most so long, and returns whether all devices were done.
     """
     zeros = [jax.device_put(0.0, device) for device in jax.local_devices()]
     programs = [jax.jit(lambda x: x + 1).lower(zero).compile() for zero in zeros]
@@ -286,7 +286,7 @@ def refuse_shared_programs() -> None:
     """Checks that every process compiles its own programs.
 
     Raises:
-      UsageError: JAX is told to give one process's to all.
+      UsageError: JAX is set to give the program of one process to all.
     """
     if jax.config.jax_share_binary_between_hosts:
         raise UsageError(
@@ -339,7 +339,7 @@ def register_unused_handlers(targets: tuple[str, ...], platform: str) -> None:
 
 
 def cpu_devices(count: int) -> list[Device]:
-    """Creates JAX's CPU backend with so many devices."""
+    """Creates JAX's CPU backend with `count` devices."""
     jax.config.update("jax_num_cpu_devices", count)
     return jax.devices()
 
@@ -439,7 +439,7 @@ def run_with_checks(
 ) -> Any:
     """Runs a blocking call of JAX on a thread, and calls `check` until it returns.
 
-    What either raises is raised.
+    Raises the error of `function` or of `check`.
     """
     result: list[Any] = []
     error: list[BaseException] = []

@@ -129,7 +129,7 @@ def of_program() -> dict[str, str]:
 
 
 def _jax_config(more: Sequence[str] = ()) -> dict[str, str]:
-    """Returns what is compared of the trace context, and more settings of JAX's config."""
+    """Returns the compared parts of the trace context, and further settings of JAX's config."""
     from jax._src import config  # the launcher, which imports this module too, does without JAX
 
     pairs = zip(config.trace_context_names(), config.trace_context(), strict=True)

@@ -17,7 +17,7 @@ Hook = Callable[[bytes], bytes | None]
 def raising(hooks: Sequence[Hook]) -> list[Hook]:
     """Lets compilations raise the errors of these hooks, `KeyboardInterrupt` and `SystemExit` too.
 
-    XLA only passes on their text, after that of a traceback.
+    XLA passes on only their text, after a traceback.
     """
     raised = collections.deque[Exception](maxlen=16)
 

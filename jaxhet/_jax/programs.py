@@ -1,6 +1,6 @@
 """How JAX lowers, compiles and launches programs; uses JAX's internals, as `_jax/compat.py` does.
 
-What each function relies on is tested in tests/python/test_jax_programs.py.
+tests/python/test_jax_programs.py tests the parts of JAX that these functions rely on.
 """
 
 import contextvars
@@ -214,7 +214,7 @@ def share_executables(
 
     Args:
       process: This process.
-      sharing: Returns what is known of others; None: every process compiles its own programs.
+      sharing: Returns the shared programs; None: every process compiles its own programs.
       fetch: Gets the processes that share a program, its key, and what loads a serialized
         executable. Returns the loaded executable and its serialized form, or None and None if
         this process has to compile the program.
@@ -352,7 +352,7 @@ class _Serialized:
 
 
 class _Loading:
-    """A backend that keeps the bytes of what it loads."""
+    """A backend that keeps the bytes of loaded executables."""
 
     def __init__(self, backend: Any, compilation: _Compilation):
         self._backend = backend
@@ -379,7 +379,7 @@ def _key(module: Any, devices: Any, options: Any, is_described: bool) -> str | N
     The module's own attribute has the program's digest, which tells what is at an address.
 
     Returns:
-      The digest; None if the program can't be shared, because nothing tells what is at an address.
+      The digest; None if the program can't be shared, because it holds an unknown address.
     """
     text, num_addresses = _ADDRESS.subn(r"\1", module.operation.get_asm(enable_debug_info=False))
     if (num_addresses and not is_described) or _INSPECTS in text:

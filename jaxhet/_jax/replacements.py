@@ -11,7 +11,7 @@ from typing import Any
 from jaxhet._errors import UsageError
 from jaxhet._jax import jaxlib
 
-# Each name, and the purpose of its other meaning. The functions are in all versions that are tested
+# Replaced names of JAX, each with the reason. All tested versions have the functions
 # (`jaxlib.TESTED`). The last two names are values, by `put`.
 REPLACEMENTS = {
     "jax._src.interpreters.mlir:jaxpr_subcomp": "number equations in the names of operations",

@@ -108,7 +108,7 @@ def _num_data(control: Link, fewest: int, num_pairs: int) -> int:
 
 
 def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
-    """Whether all connections of a process with a higher id are there: `connect_peers` is quick."""
+    """Whether a process with a higher id has made all its connections: `connect_peers` is quick."""
     links = listener.links_of(info.process)
     if 0 not in links:
         return False

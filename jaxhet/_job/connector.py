@@ -60,7 +60,7 @@ class Opener:
     Attributes:
       open: Connects a peer and gives it to the engine; blocks. It calls its second argument
         meanwhile.
-      has_come: Whether all connections of a peer with a higher id are there.
+      has_come: Whether a peer with a higher id has made all its connections.
     """
 
     open: Callable[[ProcessInfo, Callable[[], None]], None]

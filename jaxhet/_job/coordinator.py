@@ -141,7 +141,7 @@ class Coordinator:
             return str(self._error or next((event["text"] for event in self._events), ""))
 
     def _has_work(self) -> bool:
-        """Whether processes are there, or may come."""
+        """Whether processes have joined, or may still join."""
         return bool(set(self._infos) - self._left) or not (self._infos or self._error)
 
     def stop(self) -> None:
@@ -335,7 +335,7 @@ class Coordinator:
     def _fail(self, error: JaxhetError) -> None:
         """Refuses the job while it is being set up.
 
-        The first reason is the one that everybody hears.
+        All processes are told the first reason.
         """
         with self._lock:
             self._error = self._error or error

@@ -25,7 +25,7 @@ def check(config: Config, process: int, members: Iterable[ProcessInfo], coordina
       coordinator: Address of the coordinator's host; "" if that is this host.
 
     Raises:
-      UsageError: An address is public, `encryption` is off, and nobody has set it.
+      UsageError: An address is public, and `encryption` is off because the user did not set it.
     """
     if config.encryption != "off":
         return

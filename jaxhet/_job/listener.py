@@ -106,7 +106,7 @@ class Listener:
     def assign(
         self, process: int, job: bytes, num_processes: int = _ANY, num_channels: int = _ANY
     ) -> None:
-        """Says which process of which job this is; until then nobody can connect.
+        """Sets the id of the process and of the job. Before that, no peer can connect.
 
         Args:
           process: This process.
@@ -120,7 +120,7 @@ class Listener:
         self._assigned.set()
 
     def announce_to(self, announce: Callable[[int], None]) -> None:
-        """Calls a function, on other threads, for each connection of a peer that nobody has taken.
+        """Calls a function, on other threads, for each connection of a peer that is not taken yet.
 
         It may block.
         """
@@ -131,12 +131,12 @@ class Listener:
             threading.Thread(target=announce, args=(process,), daemon=True).start()
 
     def links_of(self, process: int) -> dict[int, Link]:
-        """Connections that a peer has made and nobody has taken, by channel."""
+        """Connections that a peer has made and that are not taken yet, by channel."""
         with self._arrived:
             return {c: link for (source, c), link in self._links.items() if source == process}
 
     def drop(self, process: int) -> None:
-        """Closes a peer's connections that nobody has taken."""
+        """Closes a peer's connections that are not taken yet."""
         with self._arrived:
             for key in [key for key in self._links if key[0] == process]:
                 self._links.pop(key).socket.close()
@@ -202,7 +202,7 @@ class Listener:
         return all(_has_words(self._links[process, channel].socket) for process, _ in expected)
 
     def close(self) -> None:
-        """Stops listening; sockets that nobody took are closed."""
+        """Stops listening, and closes sockets that were not taken."""
         for acceptor in self._acceptors:
             acceptor.close()
         with self._arrived:

@@ -104,7 +104,7 @@ class Membership:
         self.members = members
 
     def _silent(self, timeout_s: float) -> TransportError:
-        """The error of a job that was not complete in time, and of which nobody told us."""
+        """Error of a job that was not complete in time, where no other cause is known."""
         return TransportError(
             f"the coordinator at {self._coordinator} has not started the job within {timeout_s:g}"
             " s; other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
@@ -158,7 +158,7 @@ class Membership:
     def listen_needs(
         self, on_need: Callable[[int], None], on_absent: Callable[[int], None]
     ) -> None:
-        """Sets the functions that hear who needs this process, and which needed process has left.
+        """Sets functions that get each process that needs this one, and needed ones that left.
 
         They must not block.
         """
@@ -269,9 +269,9 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
     """Connects to the coordinator at `address` (host:port), trying until `timeout_s` have passed.
 
     Raises:
-      ConnectionRefusedError: nobody listens there.
-      UsageError: what listens there is not this job's coordinator.
-      TransportError: what listens there does not answer.
+      ConnectionRefusedError: no process listens there.
+      UsageError: another program than this job's coordinator listens there.
+      TransportError: the listener does not answer.
     """
     host, port = split_address(address)
     deadline = time.monotonic() + timeout_s
@@ -294,7 +294,7 @@ def connect(address: str, secret: bytes, timeout_s: float) -> Membership:
 
 
 def _refusal(address: str, error: handshake.RefusedError) -> JaxhetError:
-    """The reason why there was no handshake with what listens on `address`, and what to do."""
+    """Error of a failed handshake with the listener at `address`, with the next step."""
     match error:
         case handshake.NoAnswerError():
             return TransportError(

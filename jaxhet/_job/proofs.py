@@ -94,7 +94,7 @@ class Qualification:
     """The report of `jaxhet doctor --qualify`.
 
     Attributes:
-      schema: `SCHEMA`; changes when a field goes or means something else.
+      schema: `SCHEMA`; changes when a field is removed or gets another meaning.
       ok: Every pair has a proven transport, and none failed.
       versions: Versions of jax, jaxlib and jaxhet, the same everywhere.
       written: When, as process 0's clock had it: 2026-07-31 09:30 UTC.

@@ -30,7 +30,7 @@ class Terms:
     advertise: str | None = None
 
     def place(self, info: "ProcessInfo") -> "ProcessInfo":
-        """`info` with what the process left to the coordinator. Pure.
+        """`info`, completed by the coordinator's values. Pure.
 
         Raises:
           UsageError: The sizes of the islands do not say it.

@@ -60,7 +60,7 @@ def share(gpus: Gpus, wanted: Sequence[int] | None, num_processes: int) -> list[
     """Deals the GPUs out: to each process as many as it wants, or an equal share. Pure.
 
     Raises:
-      UsageError: there are not so many.
+      UsageError: there are too few GPUs.
     """
     have = len(gpus.names)
     wanted = wanted or [max(1, have // num_processes)] * num_processes

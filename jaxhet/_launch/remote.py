@@ -26,7 +26,7 @@ from jaxhet._launch import environ
 
 READY = b"jaxhet-remote: ready"
 SIGNALLED = 128  # plus the number: the exit code of a command that a signal ended
-_STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for what the ended command left behind
+_STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for processes that the ended command left
 _POLL_S = 0.02
 
 
@@ -88,7 +88,7 @@ def _follow(process: subprocess.Popen[bytes], orders: BinaryIO) -> None:
 
 
 def _end_stragglers(process: subprocess.Popen[bytes]) -> None:
-    """Ends what the ended process left behind in its group."""
+    """Ends the processes that are left in the group of an ended process."""
     deadline = time.monotonic() + _STRAGGLER_S
     is_there = _signal_group(process, signal.SIGTERM)
     while is_there and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def main() -> None:
     sys.stdout.flush()
     orders = sys.stdin.buffer
     line = orders.readline()
-    if not line:  # nobody wants anything any more
+    if not line:  # the launcher is gone
         raise SystemExit(1)
     try:
         process = _start(Order(**json.loads(line)))

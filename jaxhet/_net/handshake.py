@@ -36,8 +36,8 @@ class Keys:
     """Keys of one authenticated connection, 32 bytes each.
 
     Attributes:
-      send: Key of what this side sends.
-      receive: Key of what it receives.
+      send: Key of the sending direction.
+      receive: Key of the receiving direction.
     """
 
     send: bytes
@@ -177,7 +177,7 @@ def _mac(secret: bytes, role: bytes, connector: bytes, acceptor: bytes, presente
 def _derive(
     secret: bytes, connector: bytes, acceptor: bytes, presented: bytes
 ) -> tuple[bytes, bytes]:
-    """Keys of what the connector sends, and of what the acceptor sends: HKDF (RFC 5869)."""
+    """Keys of the connector's and of the acceptor's sending direction: HKDF (RFC 5869)."""
     root = hmac.digest(connector + acceptor, _key(secret), "sha256")
     labels = (b"jaxhet 2 key to acceptor ", b"jaxhet 2 key to connector ")
     to_acceptor, to_connector = (

@@ -98,7 +98,7 @@ class Compiler:
         *,
         codegen: bool,
     ) -> tuple[bytes, Plan] | None:
-        """Compiles what was lowered for devices of `islands`.
+        """Compiles a program that was lowered for devices of `islands`.
 
         Without `codegen` the compiler stops when the module is scheduled, if collectives cross
         islands: machine code takes half of the time.
@@ -129,11 +129,11 @@ class Compiler:
         return causes.costs(self.before, self._job)
 
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
-        """The PRE hook's work."""
+        """Replaces collectives that cross islands by exchanges."""
         return decompose(module, job, options)
 
     def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
-        """The POST hook's work."""
+        """Replaces exchanges by calls of the engine."""
         return bridge(module, job, options)
 
     def _pre(self, module: bytes) -> bytes | None:

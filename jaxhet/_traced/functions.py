@@ -98,7 +98,7 @@ def own_attributes(cls: type) -> dict[str, Any]:
 
 
 def _is_generated(value: Any, cls: type) -> bool:
-    """Whether `dataclasses` or `collections` wrote a method, out of what the class holds anyway."""
+    """Whether `dataclasses` or `collections` generated a method from the fields of its class."""
     if vars(cls).keys().isdisjoint(("__dataclass_fields__", "_fields")):
         return False
     code = getattr(getattr(value, "__wrapped__", value), "__code__", None)

@@ -287,7 +287,7 @@ class Describer:
         return sorted(texts)
 
     def _with_class(self, value: Any, words: str) -> str:
-        """The words of a container, and of what a class of the user's adds to it."""
+        """Words of a container, and of the attributes that a user's subclass adds."""
         if type(value) in (dict, set, frozenset, list, tuple, types.MappingProxyType):
             return words
         held = functions.attributes(value)

@@ -102,7 +102,7 @@ def _elements(case: Case) -> int:
 
 
 def _pattern(first: Any, count: int, dtype: str, factor: Any) -> jax.Array:
-    """Elements [first, first + count) of what a rank gives, times `factor`."""
+    """Elements [first, first + count) of the pattern, times `factor`."""
     return ((first + jnp.arange(count)) % _PERIOD * factor).astype(dtype)
 
 

@@ -84,7 +84,7 @@ def run(
 
 
 def write(path: pathlib.Path, rows: Sequence[Row]) -> None:
-    """Writes what was run on, and the rows, as JSON."""
+    """Writes the facts of the job and the rows as JSON."""
     content = {**_facts(), "rows": [dataclasses.asdict(row) for row in rows]}
     path.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Whole lines out of what a process writes."""
+"""Splitter of a process's output into whole lines."""
 
 import os
 import select
@@ -29,7 +29,7 @@ class LineSplitter:
             self.flush()
 
     def flush(self) -> None:
-        """Hands on what has arrived of an unfinished line."""
+        """Passes on the beginning of an unfinished line."""
         if self._rest:
             self._emit(_last_form(self._rest))
         self._rest = b""

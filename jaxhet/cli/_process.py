@@ -43,7 +43,7 @@ class Process:
         self.label = label
         self.returncode: int | None = None
         self.group_is_gone = False
-        self.stopped_by: signal.Signals | None = None  # the last signal that nobody else sent
+        self.stopped_by: signal.Signals | None = None  # the last signal that only the launcher sent
         self.knows_failure = False  # it has said that it knows of the failure of its job
         self._our_error = ""
         self._last_stderr = ""
@@ -118,7 +118,7 @@ class Process:
         selector.register(stream, selectors.EVENT_READ, lambda: self._read(selector, stream))
 
     def close_outputs(self, selector: selectors.BaseSelector) -> None:
-        """Takes what is left of the output; a process outside the group may hold it open still."""
+        """Reads the rest of the output. A process outside the group may still hold it open."""
         for stream in list(self._outputs):
             while self._read(selector, stream):
                 pass

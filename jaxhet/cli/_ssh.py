@@ -45,7 +45,7 @@ class SshProcess(Process):
         guardian_fd: int,
         environ: Mapping[str, str],
     ):
-        """Starts ssh in the launcher's environment, without what is the job's own."""
+        """Starts ssh in the launcher's environment without the variables of the job."""
         self._order = order
         self._host = ssh[-2]
         self._is_ready = False

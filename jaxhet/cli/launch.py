@@ -37,7 +37,7 @@ _HOST = "127.0.0.1"
 DEFAULT_GRACE_S = 15.0
 _TERM_TO_KILL_S = 5.0
 _HEED_S = 1.0  # from a signal that was passed on to a word about processes that still run
-_STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for what an ended process left behind in its group
+_STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for processes that an ended one left in its group
 _DYING_S = 0.2  # from SIGKILL to the end of a process
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
 _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
@@ -233,7 +233,7 @@ class _Job:
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._processes: list[Process] = []
         self._all: list[Process] = []  # and the coordinator
-        self._unread: set[int] = set()  # outputs of ours that nobody reads any more
+        self._unread: set[int] = set()  # our outputs whose reader has closed them
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._received: list[signal.Signals] = []  # not yet passed on
         self._passed_on: signal.Signals | None = None  # the first one

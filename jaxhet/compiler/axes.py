@@ -1,4 +1,4 @@
-"""The codec of a collective, by the mesh axes that it goes over.
+"""The codec of a collective, by its mesh axes.
 
 HLO has groups of devices and no axes. JAX's module has the program's meshes, and lowering writes
 them into an attribute. In a mesh, the axes of a collective are those in which members of one group

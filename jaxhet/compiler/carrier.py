@@ -51,7 +51,7 @@ class Exchange:
       identities: The operands of the user's collectives that share this exchange, in the order in
         which they lie in its operand.
       is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
-      is_early: The operand of that gather is there when its computation begins.
+      is_early: The gather's operand is ready when its computation begins.
       done: The instruction that waits for it, if that is another one.
       parts: The instructions that wait for its parts after the first.
       scatters: The local reduce-scatters that lead to it.
@@ -71,7 +71,7 @@ class Exchange:
 
     @property
     def key(self) -> order.Key:
-        """Place in the order of the program: that of the last collective."""
+        """Place in the order of the program, which is the place of the last collective."""
         return max(identity.key for identity in self.identities)
 
     @property
@@ -93,7 +93,7 @@ class ExchangeBuilder:
       options: The user's options.
       added: All exchanges of the module; new ones are appended.
       codec: Codec of the collective; `codecs.fitting` says which operands it compresses.
-      wire: Codec and block of what the exchanges carry; "": operands as they are.
+      wire: Codec and block of the exchanged data; "": operands without a codec.
       plain_bytes: With `wire`, size of the operand before.
       half: The half that the collective is; None: a whole exchange.
     """

@@ -73,7 +73,7 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A collective that crosses islands, itself or by what XLA makes of it.
+    """A collective that crosses islands, or that XLA turns into one.
 
     Attributes:
       computation: Where it is.
@@ -84,7 +84,7 @@ class Collective:
         one island, and side by side in the groups, which are in the order of the blocks.
       identities: One for each operand; none before `identity.assign`.
       is_pipelined: It was moved to a neighbouring iteration of its loop (`pipeline.py`).
-      is_early: A gather of what is there when the computation begins (`early.py`).
+      is_early: A gather whose operand is ready when the computation begins (`early.py`).
     """
 
     computation: hlo.Computation
@@ -235,7 +235,7 @@ def _mesh_ids(groups: pb.MeshAxesReplicaGroupListProto) -> Groups:
 
 
 def _problem(module: hlo.Module, collective: Collective) -> str | None:
-    """Why a collective can't be decomposed, with what to do about it."""
+    """Reason why a collective can't be decomposed, and the next step."""
     instruction = collective.instruction
     if PER_PLATFORM in instruction.metadata.op_name:
         return (

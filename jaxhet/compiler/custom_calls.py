@@ -1,4 +1,4 @@
-"""Custom calls that communicate between devices by themselves, unseen by the passes."""
+"""Custom calls that communicate between devices, which the passes can't see."""
 
 import re
 

@@ -358,7 +358,7 @@ class Computation:
         """Puts predecessors first; otherwise keeps the order."""
         done: dict[int, Instruction] = {}
         for start in self._by_id:
-            # From it to what it waits for; each with those that it may still wait for.
+            # Stack of instructions, each with the operands that were not visited yet.
             path = {} if start in done else {start: self._waited_for(start, done)}
             while path:
                 top, waited_for = next(reversed(path.items()))
@@ -461,7 +461,7 @@ class Module:
         return self.add_computation("fused", build, is_fusion=True)
 
     def remove_computation(self, computation: Computation) -> None:
-        """Removes a computation that nobody calls any more."""
+        """Removes a computation that has no caller any more."""
         del self.computations[computation.id]
         place = [c.id for c in self.proto.computations].index(computation.id)
         del self.proto.computations[place]

@@ -1,4 +1,4 @@
-"""Values of integer scalars that come from constants, and from what the caller knows."""
+"""Values of integer scalars that follow from constants and from values that the caller knows."""
 
 import operator
 from collections.abc import Callable

@@ -139,7 +139,7 @@ class Step:
       key: The place of its equation in the program.
       use: The depth at which its result is used.
       is_gather: Whether the operand is often there long before the result is used.
-      is_early: Whether the operand of a gather is there when its computation begins.
+      is_early: Whether a gather's operand is ready when its computation begins.
       inside: The numbers with which the keys of all exchanges in a loop or branch begin; None for
         exchanges.
     """
@@ -161,7 +161,7 @@ class Step:
 def ordered(
     computation: hlo.Computation, steps: Mapping[int, Step], flow: Dataflow | None = None
 ) -> list[tuple[hlo.Instruction, str]]:
-    """Instructions in the order in which they can start, gathers in that of their first uses.
+    """Instructions in the order of their possible starts, gathers in the order of their first uses.
 
     A step never comes before one that it waits for.
 

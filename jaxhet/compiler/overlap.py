@@ -1,4 +1,4 @@
-"""A scheduled module as it runs: what is between starts and dones, and how often it runs."""
+"""Schedule of a module: the instructions between starts and dones, and how often they run."""
 
 import functools
 import json

@@ -103,7 +103,7 @@ class _Sink:
 
     Attributes:
       reduction: The collective.
-      between: The instructions from its result to what is stored, in order.
+      between: The instructions from its result to the stored value, in order.
       update: The dynamic-update-slice that stores it.
       index: Which element of the loop's tuple it is stored in.
       start: Which operand of `update` depends on the counter.
@@ -300,7 +300,7 @@ class _Copies:
     """Copies of cheap instructions of a body, outside of the loop or with another counter.
 
     Attributes:
-      known: Instruction id to what takes its place.
+      known: Instruction id to its replacement.
     """
 
     def __init__(self, loop: Loop, counter: hlo.Instruction | None, in_body: bool = False):

@@ -136,7 +136,7 @@ class _Order:
                 self._add_step(call.computation, call.instruction)
 
     def _ordered(self, computation: hlo.Computation) -> list[tuple[hlo.Instruction, str]]:
-        """The steps of a computation in order; each with what tells it from those like it."""
+        """Steps of a computation in order, each with a text that tells it from equal ones."""
         ids = self._steps[computation.id]
         steps = {}
         for i in ids:

@@ -90,7 +90,7 @@ def _only_user(c: hlo.Computation, instruction: hlo.Instruction) -> hlo.Instruct
 def _replace(
     c: hlo.Computation, first: hlo.Instruction, last: hlo.Instruction, dim: int, groups: Groups
 ) -> None:
-    """Makes `last` a reduce-scatter of what `first` takes, and removes `first`."""
+    """Makes `last` a reduce-scatter of the operand of `first`, and removes `first`."""
     before = {*first.control_predecessor_ids, *last.control_predecessor_ids} - {first.id}
     fields = {
         "called_computation_ids": list(first.called_computation_ids),

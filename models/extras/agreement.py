@@ -1,4 +1,4 @@
-"""Comparison of what the processes of a run were given, before the first step.
+"""Comparison of the inputs of a run's processes, before the first step.
 
 Each process sends what it was given, as one text for each name, over the devices of the job. All
 processes therefore know all texts, and raise the same error.
@@ -151,7 +151,7 @@ def _unpack(packed: bytes) -> str:
 
 
 def _appears(file: Path) -> bool:
-    """Whether a file is there, now or soon."""
+    """Whether a file exists, or appears soon."""
     deadline = time.monotonic() + _SEEN_WITHIN_S
     while not file.exists():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Shares of a batch by what each island can do: `--balance`.
+"""Shares of a batch by the speed of each island: `--balance`.
 
 A batch is `--accumulate` microbatches for each position of the mesh axis `data`. Each island is
 measured alone, on its own devices and without the exchange, with two numbers of microbatches. The

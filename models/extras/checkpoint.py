@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 # The only fact that may differ in a resumed run: the layers of each stage, which decide the shapes
 # of the saved parameters.
 LAYOUT = "stages"
-# Characters of what a library says about a failed write.
+# Length of a library's message about a failed write, in characters.
 _LONGEST_CAUSE = 500
 
 
@@ -154,7 +154,7 @@ class Checkpoints:
         return ocp.utils.checkpoint_steps(self._folder)
 
     def _finish(self, protection: ExitStack) -> None:
-        """Waits for the threads that write, then deletes what is too old."""
+        """Waits for the threads that write, then deletes old checkpoints."""
         with protection:
             self._checkpointer.wait_until_finished()
         if jax.process_index() == 0:

@@ -34,9 +34,9 @@ class Corpus:
 
     Attributes:
       name: for people, and part of `identity`.
-      pieces: unsigned integers [length of a piece]; the tokens are those of all, one after another.
+      pieces: arrays of unsigned integers; the tokens are their concatenation.
       vocab: all tokens are smaller.
-      tokenizer: digest of what made the tokens; empty for bytes.
+      tokenizer: digest of the tokenizer; empty for bytes.
       end: the token after each document, None if there is none.
     """
 
@@ -61,7 +61,7 @@ class Corpus:
         return ":".join(filter(None, (self.name, str(self.size), self.tokenizer)))
 
     def digest(self) -> str:
-        """SHA-256 of all tokens as they are stored; that of the text itself if they are bytes."""
+        """SHA-256 of all tokens as they are stored; of the text itself if they are bytes."""
         digest = hashlib.sha256()
         for piece in self.pieces:
             for start in range(0, piece.size, _HASHED):
@@ -95,7 +95,7 @@ class Corpus:
         return first, last
 
     def _between(self, start: int, stop: int) -> tuple[Tokens, ...]:
-        """Views of what is in [start, stop), in as many pieces as that touches."""
+        """Views of the tokens [start, stop), one for each piece."""
         views = []
         while start < stop:
             piece = bisect_right(self._ends, start)

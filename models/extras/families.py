@@ -58,7 +58,7 @@ def _layer(ours: str, theirs: str, axes: str) -> Weight:
     return Weight(f"blocks/{ours}", f"model.layers.{{}}.{theirs}", axes)
 
 
-# All families; a model has those of its own parameters.
+# Names of all families; a model has the names of its own parameters.
 WEIGHTS = (
     Weight("embed/embedding", "model.embed_tokens.weight", "v e -> v e"),
     _layer("attention_norm/scale", "input_layernorm.weight", "e -> e"),
@@ -122,7 +122,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "mlp_only_layers": ([], "all layers have experts, or none has"),
     "quantization_config": (None, "weights are floats; take a checkpoint that isn't quantized"),
 }
-# Keys that change nothing in what a model computes of a text.
+# Keys that do not change the results of a model.
 _IGNORED = {
     "_name_or_path",
     "architectures",
@@ -160,7 +160,7 @@ def family_of(config: Config) -> str:
 
 
 def config_from(theirs: Mapping[str, Any]) -> Config:
-    """The config of a `config.json`. Types are those of its weights; `replace` them as needed.
+    """The config of a `config.json`, with the types of its weights; `replace` them as needed.
 
     Raises:
       ValueError: The layers do not compute such a model. The text names the key.

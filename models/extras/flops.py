@@ -23,7 +23,7 @@ PEAKS = {
 def model_flops(
     parameters: int, layers: int, heads: int, head_dim: int, tokens: int, seq: int
 ) -> float:
-    """Floating-point operations of a training step of a decoder, without what is computed twice.
+    """Floating-point operations of a decoder's training step, without recomputed ones.
 
     Each parameter of a matrix is multiplied and added once for a token forward and twice backward:
     6 N. Causal attention adds 6 x layers x heads x head_dim x seq: two products of half a matrix

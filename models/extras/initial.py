@@ -37,7 +37,7 @@ def config(options: Options, vocab: int) -> Config:
 
 
 def tokenizer(options: Options) -> str | None:
-    """The tokenizer that the options name; else that of the folder that a run starts from."""
+    """The tokenizer that the options name, or of the folder that a run starts from."""
     if options.tokenizer or options.init_from is None:
         return options.tokenizer
     found = text.find_tokenizer(Path(options.init_from))

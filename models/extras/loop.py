@@ -1,4 +1,4 @@
-"""The steps of a run, with what happens between them: evaluations, reports, checkpoints."""
+"""The steps of a run, and the work between them: evaluations, reports, checkpoints."""
 
 import dataclasses
 from typing import Any
@@ -110,7 +110,7 @@ class Run:
         )
 
     def _is_due(self, done: int, every: int) -> bool:
-        """Whether something that happens every so many steps, and at the end, happens now."""
+        """Whether an event of every `every` steps, and of the end, is due now."""
         return done == self.options.steps or (every > 0 and done % every == 0)
 
     def _restored(self, step: int) -> TrainState:

@@ -1,4 +1,4 @@
-"""A mixture of experts: each token goes to few of many feed-forward layers (arXiv:2101.03961).
+"""A mixture of experts: each token uses few of many feed-forward layers (arXiv:2101.03961).
 
 Shapes: N tokens of a device, k experts of each token, X experts, n devices on the mesh axis
 `expert`, C the room of an expert for one device's tokens, E embed, F hidden.
@@ -40,7 +40,7 @@ class Experts(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[B, T, E] to what the experts add, [B, T, E]; zeros for a token that found no room."""
+        """[B, T, E] to the experts' output, [B, T, E]; zeros for a token that found no room."""
         weights = jax.nn.softmax(self.router(x.astype(at_least_float32(x.dtype))))
         dtype = DTYPES[self.config.dtype]
         kernels = tuple(p[...].astype(dtype) for p in (self.gate, self.up, self.down))
@@ -91,7 +91,7 @@ def _routed(
 
 
 def _slots(experts: jax.Array, num_experts: int, capacity: int) -> jax.Array:
-    """Where in [X * C] each choice [N, k] goes; X * C and beyond for one that finds no room.
+    """Place in [X * C] of each choice [N, k]; X * C and above for one that finds no room.
 
     First choices come before second ones, and earlier tokens before later ones.
     """

@@ -23,7 +23,7 @@ PLOT = "loss.png"
 
 
 class Journal:
-    """A file of JSON lines with a `step` each, opened for a run that goes on after `start` steps.
+    """A file of JSON lines with a `step` each, for a run that continues after `start` steps.
 
     Lines of later steps (a killed run's, after its last checkpoint) are dropped first.
     """

@@ -131,7 +131,7 @@ def _gradients(
     normalizer: jax.Array,
     gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of a shard's queries, keys and values, given that of its result `mixed`.
+    """Gradients of a shard's queries, keys and values, from the gradient of its result `mixed`.
 
     With weights P = exp(scores - normalizer) and dP = gradient · value, the gradient of scores is
     P (dP - sum(gradient * mixed)) (arXiv:2205.14135, appendix B.4).

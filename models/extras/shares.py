@@ -25,7 +25,7 @@ class Cost:
     fixed: float = 0.0
 
     def of(self, count: int) -> float:
-        """The time of so many microbatches."""
+        """Time of a number of microbatches."""
         return self.fixed + count * self.microbatch
 
 

@@ -1,4 +1,4 @@
-"""`--stages auto`: layers of each pipeline stage, from what the islands take for them.
+"""`--stages auto`: layers of each pipeline stage, by the islands' measured times.
 
 Each stage's devices train models of one and of three layers on a microbatch, alone. The times give
 the cost of a layer, and that of embedding and head. With 1F1B these belong to the first and the
@@ -113,7 +113,7 @@ def kept(config: Config) -> str:
 
 
 def _alone(mesh: jax.sharding.Mesh, stage: int) -> jax.sharding.Mesh:
-    """The mesh of one stage, without the axis `stage`."""
+    """Devices of one stage as a mesh without the axis `stage`."""
     axis = mesh.axis_names.index("stage")
     devices = np.take(mesh.devices, [stage], axis)
     names = [name for name in mesh.axis_names if name != "stage"] or ["data"]

@@ -93,7 +93,7 @@ class Checkpoint:
     def load(self, mesh: jax.sharding.Mesh) -> Params:
         """The parameters of all layers as they lie on `mesh`, whatever mesh the run had.
 
-        Raises ValueError if the checkpoint's parameters are not those of `config`.
+        Raises ValueError if the checkpoint's parameters do not fit `config`.
         """
         expected = parameter_shapes(self.config)
         found = read_shapes(self.folder)

@@ -190,7 +190,7 @@ TEST_P(DeviceExchangeTransportsTest, ManyAreInFlight) {
     CheckManyAreInFlight(GetParam(), num_bytes);
 }
 
-// Each end of a channel has a log of launches. After so many launches its entries are used again.
+// Each end of a channel has a log of launches, whose entries are used again.
 void CheckLogIsUsedAgain(std::string_view transport) {
   constexpr uint64_t kBatch = 32;
   DeviceWorld world(DeviceOptions(2, transport));
@@ -253,7 +253,7 @@ TEST_P(DeviceExchangeTransportsTest, HandlesOutliveOtherExchanges) {
   EXPECT_TRUE(world.engine(0).devices()->unfinished().empty());
 }
 
-// Finishes exchange by themselves what this job has not started.
+// A finish does the whole exchange if this job has not started it.
 TEST(DeviceExchangeTest, FinishWithoutStartExchanges) {
   DeviceWorld world(DeviceOptions(2));
   for (const Pairs& pairs : {Pairs{0, 0, 1, 1}, SwapPairs()}) {

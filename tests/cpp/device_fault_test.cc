@@ -49,7 +49,7 @@ TEST(DeviceFaultTest, DifferentExchangesAreAPlanMismatch) {
   CheckDifferentExchanges("pulled", kSlotBytes);
 }
 
-// Over sockets it is found when the chunk has come.
+// Over sockets the difference is found when the chunk arrives.
 TEST(DeviceFaultTest, DifferentExchangesOverSocketsAreAPlanMismatch) {
   DeviceWorld world(DeviceOptions(2, "socket"));
   Side zero(0, SwapPairs(), 1000, 2);
@@ -148,7 +148,7 @@ TEST_P(DeviceFaultTransportsTest, LatePeerBehindAnArrivedExchangeIsADeadlineErro
   }
 }
 
-// The memory of a result is something else's until the program has come to its start.
+// Before its start, the memory of a result belongs to other data.
 TEST(DeviceFaultTest, NothingIsPoisonedBeforeItsStart) {
   DeviceWorld world(DeviceOptions(2, "pulled"));
   uint32_t word = 0;
@@ -239,7 +239,7 @@ TEST(DeviceFaultTest, SlowProgramIsNotLate) {
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
 }
 
-// An operand that has come may wait for a program that is busy before its done.
+// An operand may arrive long before the busy program reaches the exchange's done.
 void CheckBusyProgramIsNotLate(size_t num_bytes) {
   WorldOptions options = DeviceOptions(2);
   options.engine.deadline_ms = options.engine.first_deadline_ms = 400;
@@ -328,7 +328,7 @@ TEST_P(DeviceFaultTransportsTest, FailedSourceDoesNotCorruptItsTarget) {
     one.Start(world);
     one.Done(world);
   } catch (const Error&) {
-    return;  // it has heard already
+    return;  // it knows already
   }
   EXPECT_TRUE(world.IsIdleWithin(1, kLong));
   EXPECT_TRUE(one.IsFilledWith(kPoison));

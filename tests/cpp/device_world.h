@@ -108,7 +108,7 @@ class Side {
     request_.deadline_ms = deadline.count();
     return *this;
   }
-  // A permute that arrives in parts of so many bytes, each with a Done().
+  // A permute that arrives in parts of `part_bytes`, each with a Done().
   Side& InParts(size_t part_bytes) {
     request_.part_bytes = part_bytes;
     return *this;

@@ -291,7 +291,7 @@ ENTRY int hipMemGetHandleForAddressRange(void* fd, void* address, size_t num_byt
               flags);
 }
 
-// CUDA's alone.
+// Functions of CUDA only.
 
 ENTRY int cuGetErrorName(int, const char** name) {
   *name = "CUDA_ERROR_OF_THE_TEST";
@@ -312,7 +312,7 @@ ENTRY int cuCtxPopCurrent_v2(void**) {
   return 0;
 }
 
-// HIP's alone.
+// Functions of HIP only.
 
 ENTRY const char* hipGetErrorName(int) { return "hipErrorOfTheTest"; }
 ENTRY const char* hipGetErrorString(int) { return "a failure of the test"; }

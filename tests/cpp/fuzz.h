@@ -76,7 +76,7 @@ std::string Sized(std::string_view bytes);
 std::pair<Fd, Fd> UnixPair();
 // Writes until the socket's buffer is full.
 void WriteSome(const Fd& socket, std::string_view bytes);
-// Reads and forgets what has come.
+// Reads and drops the bytes that have arrived.
 void Drain(const Fd& socket);
 
 // The engine's side of a connection: the transfers that are open, with a result each.

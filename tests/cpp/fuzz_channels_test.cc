@@ -299,7 +299,7 @@ TEST(FuzzChannelsTest, ProofThatNeverArrivesIsNamed) {
                .seeds = &SetUpSeeds,
                .run = &SetUpByScript});
 
-// --- what travels on a channel's own sockets ---
+// --- messages on a channel's own sockets ---
 
 std::vector<std::string> MessageSeeds() {
   const std::string hello = BytesOf(uint32_t{5}).append("hello");
@@ -395,7 +395,7 @@ struct Pipe {
     read = Fd(ends[0]);
     write = Fd(ends[1]);
   }
-  // Whether nobody holds a descriptor of the end that writes.
+  // Whether no process holds a descriptor of the writing end.
   bool HasEnded() const {
     pollfd polled{.fd = read.get(), .events = POLLIN, .revents = 0};
     return poll(&polled, 1, 0) == 1 && (polled.revents & POLLHUP) != 0;
@@ -490,7 +490,7 @@ void CarryChunks(std::string_view input, Encryption encryption) {
   shutdown(ends.peer->data.get(), SHUT_WR);
   Proxy proxy;
   channel->Settle(proxy);
-  // The input ends, or its chunk waits for a slot that nobody empties.
+  // The input ends, or its chunk waits for a slot that is never emptied.
   for (int i = 0; i < 20 && channel->Failure().empty(); ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

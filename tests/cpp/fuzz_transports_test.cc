@@ -105,7 +105,7 @@ void Play(std::string_view transport, std::string_view input) {
   host.Add(own.transfer);
   (void)connection->Announce(own.transfer);
   const std::string_view announcement = reader.TakeSized();
-  // Nobody is there to receive what RDMA would send.
+  // No peer exists that could receive data over RDMA.
   if (transport != "verbs") connection->Begin(own.transfer, announcement);
   for (int messages = 0; messages < 64 && !host.is_lost(); ++messages) {
     for (int i = 0; i < 4; ++i) connection->Advance();

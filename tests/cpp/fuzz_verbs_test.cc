@@ -87,7 +87,7 @@ class VerbsLiar {
   }
 
  private:
-  // Whether a send has completed; forgets what has come.
+  // Whether a send has completed. Drops all completions.
   bool HasSent() {
     bool has_sent = false;
     std::array<ibv::Wc, 16> completions;

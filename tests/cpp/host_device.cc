@@ -99,7 +99,7 @@ void WakeWaiters(const uint32_t* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Work in order. What waits for a value when this goes is given up, and what comes after it.
+// Work in order. The destructor drops a wait for a value that never came, and the work behind it.
 class HostStream {
  public:
   HostStream() : thread_(StartThread("jaxhet-stream", [this] { Run(); })) {}

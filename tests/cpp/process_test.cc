@@ -132,7 +132,7 @@ TEST(ProcessTest, ThreadThatCannotStartLeavesSignalsAsTheyWere) {
             0);
 }
 
-// Sockets of Unix are those of NICs in software.
+// The Unix sockets belong to NICs in software.
 size_t CountInternetSockets() {
   size_t count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

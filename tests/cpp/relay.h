@@ -11,7 +11,7 @@
 
 namespace jaxhet::testing {
 
-// Passes on what two ends of a connection send to each other, and may change it.
+// Relay between two ends of a connection. It may change the bytes.
 class Relay {
  public:
   Relay(Fd first, Fd second);

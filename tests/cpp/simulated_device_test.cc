@@ -155,7 +155,7 @@ TEST(SimulatedDeviceTest, EagerDoneOnAnotherStreamIsWaitedFor) {
   }
 }
 
-// Abandons what is in flight on rank 0 while its streams run.
+// Abandons the exchanges in flight on rank 0 while its streams run.
 void AbandonWhileStreamsRun(SimulatedRanks& ranks) {
   std::atomic<bool> is_over = false;
   std::thread streams([&] {

@@ -230,7 +230,7 @@ TEST(SocketPathsTest, UsesAllPathsWhereNoneFails) {
   ExpectCounts(world, 3 * kNumBytes, 0);
 }
 
-// All of its connections end, in whatever order the other process hears of them.
+// All its connections end. The other process may see the ends in any order.
 TEST(SocketPathsTest, LeavingIsNoFailureOfAPath) {
   PathWorld world;
   ExpectRight(world.Gather(1));

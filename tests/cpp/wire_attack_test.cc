@@ -76,7 +76,7 @@ class RelayedWorld {
   std::array<std::unique_ptr<Engine>, 2> engines_;
 };
 
-// In runs of 64 bytes of what two ranks sent.
+// Runs of 64 bytes of the data that two ranks sent.
 bool IsVisible(RelayedWorld& world, size_t num_bytes) {
   const std::string seen = world.relay(kControl).seen() + world.relay(kData).seen();
   for (const int rank : {0, 1}) {

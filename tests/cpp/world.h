@@ -50,7 +50,7 @@ inline constexpr int64_t kFaultTimeoutMs = 1'000;
 WorldOptions FaultOptions(const std::string& transport);
 
 std::vector<RankInfo> RanksOf(const WorldOptions& options);
-// Keys of so many connections, at the end of process or rank `own`.
+// Keys of `num_connections` connections, for the end of process or rank `own`.
 std::vector<SealKeys> TestKeys(int own, int peer, size_t num_connections);
 PeerSpec SpecOf(int peer, const WorldOptions& options, Ends ends);  // without keys
 std::unique_ptr<Engine> MakeEngine(int process, const WorldOptions& options,

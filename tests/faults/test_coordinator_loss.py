@@ -9,7 +9,7 @@ from tests.support.scripts import ON_GPUS_TOO, Ended, job, on, run
 
 _LOST = r"the job's coordinator at 127\.0\.0\.1:\d+ (is gone|has not answered)"
 
-# Process 0 starts the coordinator, and is its fault.
+# Process 0 starts the coordinator and kills or stops it.
 _START = """
 import atexit, os, pathlib, signal, sys, threading, time
 import jax, jax.numpy as jnp, numpy as np

@@ -1,4 +1,4 @@
-"""A peer that is there but does not answer: it is behind a path that swallows everything."""
+"""A peer that does not answer, because the path to it swallows all packets."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Processes that are not connected to the one that fails hear of it, too."""
+"""A failure also reaches processes without a connection to the failed one."""
 
 import os
 import pathlib

@@ -74,7 +74,7 @@ class Fault:
             self._fault()
 
     def soon(self, moment: str, delay_s: float) -> None:
-        """Faults in the midst of what the main thread does next, if this is the moment."""
+        """Faults during the main thread's next action, if this is the moment."""
         self.moment = moment
         if moment == self._wanted:
             threading.Timer(delay_s, self._fault_from_a_thread).start()

@@ -93,7 +93,7 @@ def _mapped(mesh: jax.sharding.Mesh, body: Any, *args: Any) -> Any:
 
 
 def _matrix(dtype: str, sizes: list[int], names: Sequence[str]) -> dict[str, Any]:
-    """By operation and size, what is wrong on this process's devices; empty if nothing is."""
+    """Errors on this process's devices, by operation and size; empty if there are none."""
     mesh = jaxhet.make_mesh({"x": -1})
     n = mesh.size
     position = {device: i for i, device in enumerate(mesh.devices.flat)}

@@ -59,7 +59,7 @@ def _library() -> pathlib.Path:
 def _register_with_cuda(
     name: str, function: Any, platform: str, /, api_version: int = 0, traits: Any = None
 ) -> None:
-    """Our custom calls of the other vendor are those of the plugin that plays it.
+    """The custom calls of the other vendor belong to the plugin that stands for it.
 
     Called with the lock of the handlers held.
     """

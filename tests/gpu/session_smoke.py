@@ -31,7 +31,7 @@ SIZES = (0, 1, 7, 4099, 1 << 20)  # elements of each device
 
 
 def rows(mesh: jax.sharding.Mesh, columns: int, dtype: Any) -> tuple[jax.Array, np.ndarray]:
-    """A row of small integers on each device: the global array, and what is in it."""
+    """A row of small integers on each device: the global array, and its values."""
     value = (np.arange(mesh.size * columns) % 13).reshape(mesh.size, columns).astype(dtype)
     sharding = NamedSharding(mesh, P("x"))
     return jax.make_array_from_callback(

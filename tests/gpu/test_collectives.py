@@ -39,7 +39,7 @@ class Case:
 def cases() -> dict[str, Case]:
     found = [Case("cpu", transport, Shape(2), FEW) for transport in ("process_vm", "verbs")]
     for transport in ("cuda_ipc", "host", "verbs", "socket"):
-        # The software NICs are slow, and no transport knows the type of what it carries.
+        # The software NICs are slow, and no transport knows the type of its data.
         dtypes = FEW if transport == "verbs" else DTYPES
         found += [Case("cuda", transport, shape, dtypes) for shape in (Shape(2), Shape(2, 1, 2))]
     found.append(Case("cuda", "cuda_ipc", Shape(2, 2)))
@@ -76,7 +76,7 @@ def job(case: Case) -> Iterator[Job]:
         env |= softverbs("copy cuda" if case.platform == "cuda" else "")
     job = island_job(case.shape, WORKER, env)
     if case.platform == "cuda" and case.transport == "verbs":
-        # The first launch of a kernel of NCCL waits, inside the driver, for what runs on the GPU:
+        # The first launch of a kernel of NCCL waits, inside the driver, for all work on the GPU:
         # here for an exchange. The software NIC needs the driver to copy its bytes; a NIC doesn't.
         job.ask({"warm_up": case.dtypes}, 120)
     yield job

@@ -1,4 +1,4 @@
-"""Processes with equal GPUs share executables: values are right, and nobody waits for long."""
+"""Processes with equal GPUs share executables: values are right, and no process waits for long."""
 
 import re
 
@@ -21,7 +21,7 @@ jaxhet.initialize()
 mesh = jaxhet.make_mesh({"x": -1})
 rows = NamedSharding(mesh, P("x"))
 """
-# The programs differ in what the function of `partition` returns, and in nothing else.
+# The programs differ only in the result of the function of `partition`.
 _FACTORY = """
 ones = np.ones((2, 6), np.float32)
 x = jax.make_array_from_callback(ones.shape, rows, ones.__getitem__)

@@ -351,7 +351,7 @@ def clear_caches() -> Any:
 
 @named
 def profiler_trace() -> Any:
-    """Names of what ran, in a trace of a program that crosses islands."""
+    """Names of events in a trace of a program that crosses islands."""
     f = jax.jit(_mean_square)
     array = put(values(), P("x", "y"))
     f(array).block_until_ready()

@@ -74,7 +74,7 @@ def _alternate(devices: tuple[int, ...]) -> Form:
 
 
 def _columns_first(devices: tuple[int, ...]) -> Form:
-    """One group, in an order that is not that of its mesh."""
+    """One group, in another order than in its mesh."""
     return Form(np.arange(sum(devices)).reshape(-1, 2 - sum(devices) % 2), ("y", "x"))
 
 

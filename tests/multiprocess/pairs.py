@@ -309,7 +309,7 @@ def _(c: int) -> Function:
     return _io(functools.partial(times, c))
 
 
-# --- what JAX transforms and lowers ---
+# --- transformations and lowering of JAX ---
 
 
 @_add(PARTITIONED)

@@ -1,4 +1,4 @@
-"""Programs whose plans are compared with what the engine counts."""
+"""Programs whose plans are compared with the engine's counters."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each thing that people get wrong is an error that says what to do."""
+"""Wrong settings and wrong calls are errors that say what to do."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.early
 JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
 
 
-# Changes of a good environment, by what is wrong, and the words of the error. None: left out.
+# Changes of a good environment, by the mistake, and the words of the error. None: left out.
 WRONG: dict[str, tuple[dict[str, str | None], str]] = {
     "no address": (
         {"JAXHET_COORDINATOR_ADDRESS": None},
@@ -261,7 +261,7 @@ os.waitpid(pid, 0)
 
 
 def test_fork_while_a_connection_is_opened() -> None:
-    """Children keep copies of sockets that are on their way; nobody waits for these children."""
+    """Children keep copies of sockets that are being opened. No process waits for them."""
     script = f"""import warnings; warnings.simplefilter('ignore')
 {JOIN}
 import os, signal, sys, threading, time, jax, numpy

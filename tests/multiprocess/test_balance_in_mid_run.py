@@ -39,7 +39,7 @@ class Job:
             )
 
     def wait_for(self, step: int) -> int:
-        """Waits until so many steps are written; returns their number."""
+        """Waits until this number of steps is written; returns the number that is."""
         wait_until(lambda: len(self.rows()) >= step or self._process.poll() is not None, 300)
         return len(self.rows())
 

@@ -1,4 +1,4 @@
-"""Texts that islands continue together are those of one process."""
+"""Texts that islands continue together equal the texts of one process."""
 
 import os
 import pathlib

@@ -32,7 +32,7 @@ FLOAT64 = ("--dtype=float64", "--param-dtype=float64", "--moments-dtype=float64"
             *("--steps=3", "--unlike="),
         ),
         ("--meshes=model=2,data=2", "--config=tiny-qwen2", "--steps=4"),
-        # The allowed difference is that of rounding in float64, also over unlike islands.
+        # Rounding in float64 is the allowed difference, also over unlike islands.
         ("--meshes=data=2,model=2", "--config=tiny-qwen", "--steps=6", "--warmup=5", *FLOAT64),
     ],
     ids=lambda words: words[0].removeprefix("--meshes="),

@@ -41,7 +41,7 @@ def elsewhere(*arguments):
     return dataclasses.replace(info, host_id="elsewhere") if process == "2" else info
 _set_up.make_process_info = elsewhere
 """
-# A libc whose process_vm_readv changes a bit of what it reads, if that is long.
+# A libc whose process_vm_readv changes a bit of each long read.
 LIAR = """
 #define _GNU_SOURCE
 #include <sys/uio.h>
@@ -189,7 +189,7 @@ def test_proof_is_the_worst_of_both_sides():
     )
 
 
-# Prints what this process has taken, and why not what is better.
+# Prints the transports of this process, and why better ones were refused.
 JOINED = """
 import dataclasses, json, jaxhet
 jaxhet.initialize()

@@ -1,6 +1,6 @@
 """Islands that load each other's executables have the results of islands that compile their own.
 
-Jobs on CPUs, which share nothing by default, are told to share as jobs on equal GPUs do.
+Jobs on CPUs share nothing by default. Here they share as jobs on equal GPUs do.
 """
 
 import pathlib

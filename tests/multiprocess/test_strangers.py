@@ -1,4 +1,4 @@
-"""Who does not belong to the job reaches its ports, and the job goes on."""
+"""Strangers reach the ports of a job, and the job continues."""
 
 import os
 import subprocess
@@ -188,7 +188,7 @@ def test_launched_job_listens_on_loopback_only() -> None:
 
 @pytest.mark.slow
 def test_gloo_listens_on_the_address_that_reaches_the_coordinator() -> None:
-    """The address is not that of the host name here."""
+    """This host's name has another address."""
     elsewhere = """
 from jaxhet._job import membership
 membership.Membership.local_address = property(lambda _: "127.0.0.2")

@@ -212,7 +212,7 @@ def test_programs_with_other_exchanges_are_right_or_refused(
     _assert_none_wrong(passes, programs, world, record_property)
 
 
-# --- island 1 writes another program, and nobody has said so ---
+# --- island 1 has an undeclared difference ---
 
 
 def _words(program: Program) -> set[str]:
@@ -326,7 +326,7 @@ def test_exchanges_of_one_line_with_other_flags_are_right(
         assert "right" in ended.text, ended.text
 
 
-# --- what a declared piece may do ---
+# --- declared pieces ---
 
 PIECE = """
 piece = jaxhet.per_platform(one, island1=other)

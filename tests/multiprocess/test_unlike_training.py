@@ -34,7 +34,7 @@ def pretrain(run_dir: pathlib.Path, *options: str) -> tuple[list[dict[str, Any]]
 
 
 def assert_stays_equal(mesh: str, steps: int, run_dir: pathlib.Path, record: Any) -> None:
-    """Trains for so many steps, of which none leaves a difference."""
+    """Trains for a number of steps without a difference."""
     rows, said = pretrain(run_dir, "--mesh", mesh, "--steps", str(steps))
     assert "the update is split over" in said
     assert [row["step"] for row in rows] == list(range(20, steps + 1, 20))

@@ -360,7 +360,7 @@ def _pairs_of_one_op(exchanges: Sequence[Exchange]) -> list[tuple[int, int]]:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """On islands a program's result, exchanges and error; in a world of one device what is right.
+    """A program's result, exchanges and error on islands, or the right result on one device.
 
     Args:
       request: `program`, and `kind`: a key of `_CHOICES`, or "right".

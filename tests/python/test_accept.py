@@ -1,4 +1,4 @@
-"""Strangers at a listening socket: honest connections are served, and nobody waits for long."""
+"""Strangers at a listening socket: honest connections are served without a long wait."""
 
 import errno
 import queue

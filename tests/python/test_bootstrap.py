@@ -1,4 +1,4 @@
-"""Sockets between processes: over several interfaces, and when one process goes away."""
+"""Sockets between processes: over several interfaces, and when a process ends."""
 
 import concurrent.futures
 import contextlib
@@ -76,7 +76,7 @@ def _leave(server: socket.socket) -> None:
 
 
 def _connect_to_one_that_leaves(dies: bool) -> None:
-    """Connects process 1 to process 0, which goes before it has said anything."""
+    """Connects process 1 to process 0, which ends before it sends anything."""
     known_at = time.monotonic() + 0.3
 
     def check() -> None:

@@ -70,7 +70,7 @@ def _plan(members: list[Any], process: int, **options: Any) -> ChannelPlan:
 
 
 def _threads(sockets: list[int]) -> int:
-    """Proxy threads of a rank with so many sockets to each partner."""
+    """Proxy threads of a rank, by its number of sockets to each partner."""
     most = min(_constant("kThreadsOfLane") * max(sockets, default=0), _constant("kMostThreads"))
     return min(sum(sockets), most)
 

@@ -1,4 +1,4 @@
-"""Settings of compilers: what is read, what differs, and the words for it."""
+"""Settings of compilers: their values, their differences, and the words for these."""
 
 import ast
 import dataclasses

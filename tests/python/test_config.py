@@ -1,4 +1,4 @@
-"""Options: one table, and errors that say what is valid."""
+"""Options: one table, and errors that list the valid values."""
 
 import inspect
 import json

@@ -53,7 +53,7 @@ class Pair:
             thread.join()
 
     def failure_of_first(self) -> JaxhetError:
-        """Failure that process 0 hears within 5 s."""
+        """Failure that reaches process 0 within 5 s."""
         deadline = time.monotonic() + 5
         while (failure := self.members[0].failure) is None:
             assert time.monotonic() < deadline

@@ -64,7 +64,7 @@ def test_manifest_is_good(name: str) -> None:
 
 
 def _environ(manifest: Any, name: str, index: int) -> dict[str, str]:
-    """Variables that a pod has: those of its manifest, and those of JobSet or Volcano."""
+    """Variables of a pod: from its manifest, and from JobSet or Volcano."""
     (pod,) = (pod for own, _, pod in manifests.pods(manifest) if own == name)
     environ = {e["name"]: e["value"] for e in pod["containers"][0]["env"] if "value" in e}
     environ["HOSTNAME"] = manifests.host(manifest, name, index).split(".")[0]

@@ -13,7 +13,7 @@ SHAPE = (12, 6)
 
 
 def _layouts(devices: list[int]) -> Iterator[dict[int, Box]]:
-    """By device, its part, where 1, 2, 3, … parts of each dimension are on so many devices."""
+    """Each device's part of an array with 1, 2, 3, … parts along its dimensions."""
     for rows, columns in itertools.product((1, 2, 3, 4, 6), (1, 2, 3)):
         parts = rows * columns
         if len(devices) % parts == 0:

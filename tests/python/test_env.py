@@ -1,4 +1,4 @@
-"""`jaxhet env`: what was found, from where, and what is missing."""
+"""`jaxhet env`: values, their sources, and missing ones."""
 
 import json
 import subprocess

@@ -26,7 +26,7 @@ _SECRET = b"a job secret of 32 random bytes."
 
 
 class _Heard:
-    """The messages that a process is sent, in place of its outbox."""
+    """Messages to a process, in place of its outbox."""
 
     local_host = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""Which GPUs the launcher gives to whom; what XLA is told before it starts them."""
+"""GPUs that the launcher gives to each process, and settings of XLA before its start."""
 
 import os
 import pathlib

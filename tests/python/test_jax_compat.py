@@ -83,7 +83,7 @@ def test_version_above_those_that_were_tested_is_told() -> None:
 
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets what the user chose, and which plugins there are."""
+    """Sets the user's choice of a platform, and the installed plugins."""
 
     def set_up(chosen: str | None, *plugins: str, nvidia: bool = True) -> None:
         named = dict.fromkeys(("cpu", "tpu"), xla_bridge._backend_factories["cpu"])

@@ -35,7 +35,7 @@ def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _lowered(num_partitions: int) -> str:
-    """The text of a program with two calls of one function, on so many devices."""
+    """The text of a program with two calls of one function, on a number of devices."""
     programs.watch_lowering(
         jaxprs.labels,
         jaxprs.argument_labels,
@@ -170,7 +170,7 @@ def _mark_all(module: Any) -> None:
 
 
 class _Shared:
-    """Processes 0 and 1 share all programs; notes what process 0 says of its own."""
+    """Processes 0 and 1 share all programs; the messages of process 0 are noted."""
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []

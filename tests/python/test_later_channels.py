@@ -113,7 +113,7 @@ def _job(connect: str) -> Iterator[list[_Process]]:
 
 
 def _check_joined(one: _Process, other: _Process) -> None:
-    """Each socket of one end is that of the other end in the same place, with its keys."""
+    """Sockets of the same index on both ends are connected, and have the same keys."""
     a, b = one.listener.process, other.listener.process
     ours, theirs = one.engine.opened[a, b], other.engine.opened[b, a]
     assert len(ours) == len(theirs) == 4  # two lanes, each with a socket for messages

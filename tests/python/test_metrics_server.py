@@ -48,7 +48,7 @@ def test_silent_connections_keep_nobody_out(server: MetricsServer) -> None:
         sock.sendall(b"GET / HT")
     start = time.monotonic()
     assert _scrape(server) == b"jaxhet_failed 0\n"
-    assert time.monotonic() - start < metrics_server.LONGEST_S  # nobody had to give up before
+    assert time.monotonic() - start < metrics_server.LONGEST_S  # no client had to give up before
     ended = sum(_is_ended(sock, 0.05) for sock in strangers)
     assert ended >= len(strangers) - metrics_server.MOST_CONNECTIONS
     for sock in strangers:

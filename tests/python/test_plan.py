@@ -309,7 +309,7 @@ def test_bytes_are_in_powers_of_1000(count: int, text: str) -> None:
     assert _plan._bytes(count) == text
 
 
-# --- what is asked for ---
+# --- arguments of `jaxhet.plan` ---
 
 
 def test_plan_needs_a_job() -> None:

@@ -307,7 +307,7 @@ def test_declared_pieces_of_other_shapes_are_other_programs(
 
 
 def test_piece_may_hold_devices_and_meshes() -> None:
-    """Their words are those of a sharding: the same in every process."""
+    """Their words describe a sharding, and are the same in every process."""
     mesh = Mesh(np.array(jax.devices()[:1]), ("x",))
     held = NamedSharding(mesh, P("x")), mesh, jax.devices()[0]
 

@@ -240,7 +240,7 @@ def test_each_process_is_set_up_for_its_own_platform(
 def _start(
     monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, named: tuple[tuple[str, str], ...]
 ) -> Session:
-    """The work of `initialize` in process 0 once all connections are there."""
+    """The work of `initialize` in process 0 after all connections were made."""
     monkeypatch.setattr(compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_set_up, "_create_backend", lambda *_: list(DEVICES))
     members: Any = [

@@ -168,7 +168,7 @@ def test_folders_and_files_that_hold_no_trace(tmp_path: pathlib.Path) -> None:
     cli.trace(tmp_path, output)  # a process that exchanged nothing
 
 
-# --- what a process of the job records ---
+# --- records of a process ---
 
 
 class _Engine:

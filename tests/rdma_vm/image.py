@@ -112,7 +112,7 @@ def make() -> Image:
     """The image, made now if it is not there.
 
     Raises:
-      UnavailableError: this machine, or its network, does not give what is needed.
+      UnavailableError: this machine or its network lacks something necessary.
     """
     try:
         return load()

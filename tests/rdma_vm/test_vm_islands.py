@@ -16,7 +16,7 @@ _KINDS = {"psum", "all_gather", "permute", "all_to_all"}
 _COMMAND = ".venv/bin/python -m tests.rdma_vm.islands"
 _PORT = 7000
 _TIMEOUT_S = 800
-_PACKETS = 8 << 20 >> 12  # at least those of the largest exchange
+_PACKETS = 8 << 20 >> 12  # at least the bytes of the largest exchange
 
 
 def _envs(address: str) -> list[dict[str, str]]:

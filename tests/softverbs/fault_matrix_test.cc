@@ -197,7 +197,7 @@ class FaultRun {
     Gather(world);
   }
 
-  // At the send request after the next `after`, or at once.
+  // The fault strikes after `after` more send requests, or at once.
   void Strike(uint64_t after) {
     if (!fault_.is_state) {
       const uint64_t count = 1 + chance_.Below(3);

@@ -15,7 +15,7 @@ class Softverbs {
  public:
   static const Softverbs& Get();
 
-  // See library/control.h. Throws what is wrong with `text`.
+  // See library/control.h. Throws the error of `text`.
   void Command(std::string_view text) const;
   // How memory is copied from now on, a GPU's too; nullptr: as the host's.
   void SetCopy(void (*copy)(void* to, const void* from, size_t num_bytes)) const;

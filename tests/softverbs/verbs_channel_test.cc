@@ -34,7 +34,7 @@ TEST(VerbsChannelTest, PinnedMemoryIsNextBest) {
   EXPECT_THAT(WhyPinned(), HasSubstr("ibv_reg_dmabuf_mr of "));
 }
 
-// Some kernels register a dma-buf and lose what is written to it.
+// Some kernels register a dma-buf and lose writes to it.
 TEST(VerbsChannelTest, MemoryThatLosesDataIsNotUsed) {
   for (const char* const damage : {"lose", "garble"}) {
     const FaultScope fault(StrCat(damage, " memory=dmabuf count=all"));

@@ -30,7 +30,7 @@ sys.exit(code if code >= 0 else 255)
 
 @dataclasses.dataclass(frozen=True)
 class FakeSsh:
-    """A folder with the program, to be the first in PATH."""
+    """A folder with the program, for the first place in PATH."""
 
     folder: pathlib.Path
 

@@ -86,7 +86,7 @@ def _server(python_path: str) -> str:
 
 def script_of_a_process(address: str) -> str:
     """Serves until the test process ends. Returns in forked processes, each with its script."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the handlers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the handlers are not waited for
     listener = Listener(address, "AF_UNIX", backlog=16)
     os.write(1, b"\n")
     while True:

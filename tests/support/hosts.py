@@ -71,7 +71,7 @@ class Hosts:
 
     Args:
       num_hosts: Number of hosts, at most 250.
-      num_interfaces: Number of interfaces of each host, beside that of a wire.
+      num_interfaces: Number of interfaces of each host, without the interface of a wire.
       mbit_s: Rate at which each interface sends; None: as fast as it can.
       network: First two numbers of all addresses; packets never leave the namespaces.
     """

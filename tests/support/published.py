@@ -92,7 +92,7 @@ def over_islands(command: Sequence[str], env: Mapping[str, str], run: Run) -> li
 
 
 def in_plain_world(command: Sequence[str], env: Mapping[str, str], run: Run) -> list[str]:
-    """Output of each process of a plain JAX world; the variables are those of Open MPI 4."""
+    """Output of each process of a plain JAX world, which has the variables of Open MPI 4."""
     processes = 2 * run.processes
     job = (_free_world_port() - _FIRST_PORT) << 12
     common = {

@@ -15,7 +15,7 @@ class Relay:
     """
 
     def __init__(self, target_port: int, change: Callable[[bytes], bytes] = bytes) -> None:
-        """`change` gives what is sent for the bytes that arrived at once."""
+        """`change` returns the bytes to send in place of a chunk that arrived."""
         self._target = ("127.0.0.1", target_port)
         self._change = change
         self._frozen = threading.Event()

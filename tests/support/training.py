@@ -11,7 +11,7 @@ from models.extras.records import METRICS, compare_replicas, differences, read_r
 from tests.support.jobs import PYTHONPATH, ROOT
 from tests.support.scripts import environment
 
-# Prefixes of what a scheduler that started this process has set.
+# Prefixes of variables that a scheduler sets.
 _SCHEDULERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
 
 

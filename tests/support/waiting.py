@@ -1,4 +1,4 @@
-"""Waiting for what other processes do."""
+"""Waits for other processes."""
 
 import pathlib
 import time

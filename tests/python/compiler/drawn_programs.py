@@ -140,7 +140,7 @@ def _collective(kind: str, axis: Any, x: Array) -> Array:
 
 
 def _moved(draw: Draw, kind: str, axis: Any, value: Function) -> Function:
-    """A value that is moved; what is moved back for its gradient has a name as well."""
+    """A value that is moved. The value that its gradient moves back has a name as well."""
     scaled = draw.named(lambda y: y * 0.75) if draw.has_gradient or draw.flip(0.3) else None
 
     def run(x: Array) -> Array:
@@ -155,7 +155,7 @@ def _one(draw: Draw) -> Function:
 
 
 def _several(draw: Draw) -> Function:
-    """Exchanges that differ in nothing but what is computed before them."""
+    """Exchanges that differ only in the computation before them."""
     kind, axis = draw.one_of(_KINDS), draw.one_of(draw.axes)
     count = int(draw.rng.integers(2, 6))
     shared = draw.function() if draw.flip(0.3) else None
@@ -238,7 +238,7 @@ def _repeated(draw: Draw) -> Function:
 
 
 def _gradient(draw: Draw) -> Function:
-    """The gradient of a small loss, with respect to what each layer multiplies with, summed."""
+    """Sum of the gradients of a small loss with respect to each layer's factor."""
     outer, draw.has_gradient = draw.has_gradient, True
     layers = [draw.function() for _ in range(int(draw.rng.integers(2, 5)))]
     layers = [jax.checkpoint(layer) if draw.flip(0.3) else layer for layer in layers]

@@ -40,7 +40,7 @@ def _inline(c: hlo.Computation, fusion: hlo.Instruction, fused: hlo.Computation)
 
 
 def with_copies(module: bytes) -> bytes:
-    """The module with copies of what a pass has made loops carry; XLA on CPU adds no more then.
+    """The module with copies of the values that a pass added to loops: XLA on CPU adds none here.
 
     An iteration's new value is copied into the place of the old one when nothing reads that later.
     """
@@ -220,7 +220,7 @@ def _first(
 def _without_own(
     c: hlo.Computation, received: hlo.Instruction, groups: Sequence[Sequence[int]]
 ) -> hlo.Instruction:
-    """The received rows, but for the device's own, which must not be used: a wrong row is there."""
+    """The received rows. The device's own row must not be used and holds wrong values."""
     index_of = {member: index for group in groups for index, member in enumerate(group)}
     count = len(groups[0])
     size = hlo.num_elements(received.shape) // count

@@ -177,4 +177,4 @@ def _sources(main: hlo.Computation, x: hlo.Instruction) -> list[str]:
     if x.opcode == "concatenate":
         return names
     received = [name for name in names if name.startswith("exchange")]
-    return list(dict.fromkeys(received)) or names  # a rank adds its own part to what it receives
+    return list(dict.fromkeys(received)) or names  # a rank adds its own part to the received ones

@@ -10,10 +10,10 @@ from jaxhet.compiler import carrier, hlo
 _NAME = re.compile(r".*name_\d+")
 _EQUATIONS = re.compile(r"(?<!\w)e\d+(?=d\d)|\w+$")  # the numbers in an op_name
 _PER_VENDOR = re.compile(r"/cond/|/jit\(jaxhet_per_platform")
-# Slices of what the forward pass of a loop has kept. Vendors keep as many arrays as their pieces
+# Slices of values that a loop's forward pass keeps. Vendors keep as many arrays as their pieces
 # need, which numbers the slices.
 _KEPT = re.compile(r"transpose\(.*/while/body/.*dynamic_slice")
-_ANONYMOUS = ("constant", "iota", "partition-id")  # shared by what has different names
+_ANONYMOUS = ("constant", "iota", "partition-id")  # shared by arrays with different names
 _VALUES = ("custom-call", "dot", "dynamic-slice", "gather", "reduce", "scatter", "sort", "while")
 
 

@@ -303,7 +303,7 @@ def other_layouts(x: jax.Array) -> Any:
 
 
 def broadcasts(world: World) -> Program:
-    """XLA's CPU backend has none of its own: compared with what is gathered from the source."""
+    """XLA's CPU backend has no broadcast: the result is compared with a gather from the source."""
     mlir.register_lowering(parallel.pbroadcast_p, parallel._pbroadcast_lowering, platform="cpu")
 
     def from_source(x: jax.Array, axes: Any, source: int) -> jax.Array:
@@ -341,7 +341,7 @@ def kept_blocks() -> Program:
 
 
 def resharded(is_thorough: bool) -> Program:
-    """Moves between shardings, as the partitioner makes them of what it likes."""
+    """Moves between shardings, with any collectives that the partitioner chooses."""
     specs = [P("x", "y"), P("y", "x"), P(None, ("y", "x")), P("y"), P()]
     if is_thorough:
         specs += [P(("x", "y")), P(None, "x")]

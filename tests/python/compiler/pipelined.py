@@ -1,7 +1,7 @@
 """Runs random programs with loops, with exchanges pipelined and not, and compares all bits.
 
 A process of its own: `pipelined.py [SEED ...]` prints a line of JSON for each program: its name,
-then what was moved, and what differed. The islands are pretended, and XLA does the exchanges.
+then the moved exchanges and the differences. The islands are pretended; XLA does the exchanges.
 """
 
 import dataclasses

@@ -42,9 +42,9 @@ def lower(mesh: Mesh, rows: int) -> Any:
 
 
 def hazards(c: hlo.Computation, sequence: list[int]) -> list[str]:
-    """Arrays of one iteration that overwrite those of the one before while these are still read.
+    """Arrays of an iteration that overwrite arrays of the one before while these are still read.
 
-    XLA puts what an iteration hands on into the memory of what it was handed.
+    XLA reuses the memory of an iteration's inputs for its outputs.
     """
     at = {i: place for place, i in enumerate(sequence)}
     found: list[str] = []

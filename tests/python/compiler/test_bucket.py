@@ -1,4 +1,4 @@
-"""Buckets of small all-reduces: what goes together, what may not."""
+"""Buckets of small all-reduces: which ones may share a bucket."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""PRE on HLO text: what it adds, and what it leaves alone."""
+"""PRE on HLO text: its changes, and programs that stay as they are."""
 
 import re
 from typing import Literal

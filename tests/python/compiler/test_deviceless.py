@@ -47,7 +47,7 @@ def vendor(request: pytest.FixtureRequest) -> Results:
 
 
 def _overlapped(result: dict[str, Any], least: int = 1) -> float:
-    """Fraction of the exchanged bytes with at least so many matrix products in their flight."""
+    """Fraction of the exchanged bytes with at least `least` matrix products in their flight."""
     all_bytes = overlapped = 0
     for events in result["schedule"]:
         products, before = 0, {}
@@ -80,7 +80,7 @@ def test_both_vendors_have_the_same_plans(cuda: Results, rocm: Results):
 
 
 # Exchanges, and the largest number of bytes that a rank sends in all of them: a change of either is
-# a change of what users wait for.
+# a longer wait of users.
 _EXCHANGED = {
     "data_parallel": (17, 122_703_876),
     "fsdp": (88, 366_006_308),

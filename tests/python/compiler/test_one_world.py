@@ -23,7 +23,7 @@ def test_steps_over_two_islands_can_have_the_kernels_of_one_world():
         world, islands, kept = map(collections.Counter, results)
         assert world.total() > 80, name
         assert kept == world, (name, kept - world, world - kept)
-        # XLA fuses a sum of jaxhet's with what is around it, if it may.
+        # XLA fuses a sum of jaxhet's with the operations around it where it can.
         assert islands != world, name
 
 

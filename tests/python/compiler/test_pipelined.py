@@ -1,4 +1,4 @@
-"""Pipelined loops: results equal to the bit, both vendors' schedules, and what is left alone."""
+"""Pipelined loops: results equal to the bit, both vendors' schedules, and unchanged loops."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_both_vendors_pipeline_alike(cuda: Results, rocm: Results):
         assert result["num_exchanges"] > plain["num_exchanges"], name
 
 
-# --- what may be moved ---
+# --- exchanges that may be moved ---
 
 
 def _loop(

@@ -59,7 +59,7 @@ def _way(line: str) -> str:
 
 
 def _limit_s(count: int) -> int:
-    """The time that a vendor's compiler has for so many programs."""
+    """Limit of time for a number of programs with a vendor's compiler."""
     return 30 + 20 * count
 
 

@@ -133,7 +133,7 @@ def check_untouched(world: World, form: str) -> list[str]:
 
 
 def check_axes(world: World) -> list[str]:
-    """The codec of each exchange by the axes that it goes over, and the islands."""
+    """The codec of each exchange by its axes, and the islands."""
 
     def f(x: jax.Array) -> Any:
         return [lax.psum(x * k, axes) for k, axes in ((2, "x"), (3, "y"), (5, ("x", "y")))]

@@ -11,7 +11,7 @@ _ROOT = pathlib.Path(__file__).parents[3]
 
 
 def run(script: str, *arguments: str, timeout_s: int, **env: str) -> dict[str, Any]:
-    """Case name to what the script says of it."""
+    """Case name to the script's result."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
     result = subprocess.run(
         [sys.executable, str(pathlib.Path(__file__).with_name(script)), *arguments],

@@ -1,4 +1,4 @@
-"""`jaxhet doctor` on this machine: what is asked of programs, sockets and engines."""
+"""`jaxhet doctor` on this machine: its questions to programs, sockets and engines."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Findings of the doctor, and their words, on described machines."""
+"""Findings of the doctor, and their words, for descriptions of machines."""
 
 import dataclasses
 import io

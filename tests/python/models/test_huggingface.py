@@ -151,8 +151,8 @@ def large(tmp_path_factory):
     ("option", "is_below"), [((), True), pytest.param(("hoard",), False, marks=pytest.mark.slow)]
 )
 def test_memory_of_a_load_is_below_two_of_the_largest_tensor(option, is_below, large):
-    """Measured by the system, with what CPU devices need beside the parameters."""
-    # Freed memory is given back at once, and can't hide what is taken later.
+    """Measured by the system, including the memory of CPU devices beside the parameters."""
+    # Freed memory is returned at once, so that it can't hide later allocations.
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "tests.python.models.load_memory", str(large), *option]
     ended = subprocess.run(

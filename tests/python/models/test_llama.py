@@ -28,7 +28,7 @@ def shapes(name: str) -> dict[str, tuple[int, ...]]:
     return {path_name(path): leaf.shape for path, leaf in leaves}
 
 
-# A row for each combination of what a config can have.
+# A row for each combination of a config's features.
 KINDS = ("tiny", "moe", "qwen2-7b", "qwen2.5-0.5b", "qwen3-0.6b", "qwen3-30b-a3b")
 
 

@@ -112,7 +112,7 @@ def test_run_of_uneven_stages_is_resumed_on_other_stages(tmp_path, monkeypatch, 
     for name in others:
         _, other = zip(*losses(tmp_path / name), strict=True)
         assert max(differences(other, whole)) <= 1e-14, name
-    # And back to an uneven division.
+    # An even division of layers follows an uneven one, and the other way round.
     train(tmp_path / "even", steps=5, resume=True, **wide, **pipeline, stages="3,1")
     train(tmp_path / "whole", steps=5, resume=True, **wide, **pipeline, stages="1,3")
     assert max(differences(*([losses(tmp_path / n)[-1][1]] for n in ("even", "whole")))) <= 1e-14

@@ -23,7 +23,7 @@
 // WHERE: device=NAME port=N qpn=N opcode=N; WHEN: after=0 count=1|all, counted in matches.
 // Numbers are verbs' own. Processes read SOFTVERBS_COMMANDS when they start.
 extern "C" {
-// 0, or what is wrong with `text` in `problem` and a number other than 0.
+// Returns 0, or another number with the error of `text` in `problem`.
 int softverbs_command(const char* text, char* problem, size_t size);
 // "objects": those of this process that are open; "faults", "requests": how many have struck, or
 // begun, so far; "qps": the numbers of the QPs. The length; `text` gets as much as there is room

@@ -74,7 +74,7 @@ void Fabric::Add(const DeviceSpec& spec) {
   device->transport_type = kTransportIb;
   SetText(device->name, spec.name);
   SetText(device->dev_name, StrCat("uverbs", devices_.size()));
-  // There is no such folder: what is read there is absent, as in a container.
+  // The folder does not exist: files read from there are absent, as in a container.
   SetText(device->ibdev_path, StrCat("/sys/class/infiniband/", spec.name));
   for (int port = 0; port < spec.ports; ++port) {
     const auto host = CheckedCast<uint8_t>(1 + 8 * devices_.size() + static_cast<size_t>(port));

@@ -41,7 +41,7 @@ struct DeviceModel : ibv::Device {
   const PortModel* FindPort(int number) const;
 };
 
-// Where a packet goes to, and from where.
+// Target and source of a packet.
 struct Route {
   ibv::Gid from;
   ibv::Gid to;

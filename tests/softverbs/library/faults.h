@@ -17,7 +17,7 @@ enum class FaultKind : uint8_t {
   kDelay,      // it begins `delay` later
   kFlush,      // the QP breaks: a fatal event, all its requests are flushed
   kPeerFlush,  // the other end's QP breaks
-  kLose,       // writes to memory never arrive, and nobody is told
+  kLose,       // writes to memory never arrive, without an error
   kGarble,     // it arrives with a wrong byte
   kCall,       // the entry point `call` fails with `error_number`
 };

@@ -49,11 +49,11 @@ class Nic {
   int PostSend(Qp& qp, const ibv::SendWr& request);
   int PostReceive(Qp& qp, const ibv::RecvWr& request);
 
-  // Commands (control.cc). Empty, or what is wrong with `text`.
+  // Commands (control.cc). Returns the error of `text`, or "".
   std::string Command(std::string_view text);
   void SetPort(DeviceModel& model, int port, bool is_up);
   void SetGid(DeviceModel& model, int port, int index, bool is_there);
-  // False if there is no such QP.
+  // False if the QP does not exist.
   bool BreakQp(uint32_t qpn);
   // Whatever was to happen later happens now.
   void Release();
@@ -62,7 +62,7 @@ class Nic {
   void set_retry_interval(std::chrono::microseconds interval) { retry_interval_ = interval; }
   void SetJitter(std::chrono::microseconds most, uint32_t seed);
   void Broadcast(std::string_view command);
-  // After a change that the NIC's thread is to see.
+  // Wakes the NIC's thread after a change.
   void Wake();
 
   int num_pds = 0;
@@ -80,7 +80,7 @@ class Nic {
   void Sleep(std::unique_lock<std::mutex>& lock);
   Time NextWake() const;
   void Handle(Packet packet);
-  // False if nobody is there.
+  // False if no process listens there.
   bool Send(Packet packet);
   Qp* Find(uint32_t qpn);
 

@@ -39,7 +39,7 @@ int Cq::Poll(std::span<ibv::Wc> wcs) {
   return count;
 }
 
-// Completions that are there already raise no event.
+// Earlier completions raise no event.
 void Cq::Arm(bool only_solicited) {
   const std::lock_guard lock(mutex_);
   if (channel == nullptr) return;

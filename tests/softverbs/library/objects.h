@@ -145,7 +145,7 @@ struct ReceiveWork {
 };
 
 struct Qp : ibv::Qp {
-  int now = ibv::kQpStateReset;  // `state` is what the program was told last
+  int now = ibv::kQpStateReset;  // `state` is the last state that the program saw
   ibv::QpAttr attr;
   ibv::QpInitAttr init;
 

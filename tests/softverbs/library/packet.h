@@ -18,7 +18,7 @@ inline constexpr uint32_t kQpsOfProcess = 1 << 12;
 
 enum class PacketKind : uint32_t { kRequest, kResponse, kCommand };
 
-// A response's status beside those of a WC.
+// Status of a response, besides the statuses of a WC.
 inline constexpr int kDropped = -1;      // the packet counts as lost
 inline constexpr int kNotReadyYet = -2;  // RNR
 

@@ -192,7 +192,7 @@ void Nic::OnAck(Qp& qp, const Packet& packet) {
   CompleteSend(qp, ibv::kWcSuccess);
 }
 
-// The other end may not be ready yet, or gone: nobody says which.
+// The other end may not be ready yet, or gone: the requester can't tell which.
 void Nic::OnDropped(Qp& qp) {
   if (qp.retries_left == 0) return Fail(qp, ibv::kWcRetryExcErr);
   --qp.retries_left;

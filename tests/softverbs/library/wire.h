@@ -27,9 +27,9 @@ class Wire {
   void Close();
   uint32_t process() const { return process_; }
 
-  // False if there is no such process.
+  // False if the process does not exist.
   bool Send(uint32_t process, const Packet& packet);
-  // All packets that have come; `lost` gets the processes that are gone.
+  // All packets that have arrived; `lost` gets the processes that are gone.
   std::vector<Packet> Receive(const std::function<void(uint32_t)>& lost);
   void AppendFds(std::vector<pollfd>& fds) const;
   std::vector<uint32_t> OtherProcesses() const;
