@@ -44,7 +44,7 @@ CPP = {
     "transport/device_channel/verbs_channel.cc": "Open",
     "transport/device_channel/proxied_channel.cc": "ParseDeviceChunkInfo|IsAgreed",
     "transport/device_channel/operand_memory.cc": "Open",
-    "transport/device_channel/fd_mailbox.cc": "Take|Unpack|AddFds",
+    "transport/device_channel/fd_mailbox.cc": "Take|TakeFds",
     "net/socket/message_socket.cc": "Receive",
     "net/verbs/verbs_connection.cc": "Drain|Reserve",
     "net/verbs/link.cc": "OnImmediate|OnCredit",

@@ -436,20 +436,6 @@ TEST(FuzzChannelsTest, DescriptorsThatAMailboxDoesNotTakeAreNotKept) {
   EXPECT_TRUE(pipe.HasEnded());
 }
 
-TEST(FuzzChannelsTest, MailboxRefusesAnotherUser) {
-  constexpr uid_t kNobody = 65534;
-  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  FdMailbox mailbox;
-  const Pipe pipe;
-  const pid_t child = StartChild([&] {
-    EXPECT_EQ(setresuid(kNobody, kNobody, kNobody), 0);
-    EXPECT_TRUE(Post(mailbox.info(), 1, pipe.write));
-    return 0;
-  });
-  EXPECT_EQ(WaitForChild(child), 0);
-  EXPECT_THAT(ThrownText([&] { mailbox.Take(); }), HasSubstr("no file descriptor from the peer"));
-}
-
 // --- descriptions of chunks: on sockets, or in the headers that NICs write ---
 
 std::vector<std::string> ChunkSeeds() {

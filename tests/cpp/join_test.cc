@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/device_world.h"
+#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
@@ -71,6 +73,20 @@ TEST(JoinTest, PeersThatJoinExchange) {
     strangers.JoinBoth();
     GatherBoth(strangers, 300'001);
   }
+}
+
+// Exchanges between devices send no plan with their starts.
+TEST(JoinTest, PeerThatJoinsHasThePlansOfDevices) {
+  Strangers strangers;
+  const auto knows_plan = [&](size_t process) {
+    return strangers.engine(process).FactsOf(static_cast<int>(1 - process), kPlan, 0).plan;
+  };
+  for (const int rank : {0, 1}) {
+    strangers.engine(static_cast<size_t>(rank))
+        .OpenDevices(HostVendor(), {{rank, 0, {}}}, {}, kLong, {{rank, 1 - rank}});
+  }
+  strangers.JoinBoth();
+  EXPECT_TRUE(IsWithin(kLong, [&] { return knows_plan(0) && knows_plan(1); }));
 }
 
 TEST(JoinTest, ExchangeWithAStrangerIsAnError) {

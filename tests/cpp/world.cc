@@ -234,6 +234,16 @@ std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t 
   return call.Wait();
 }
 
+std::deque<Call> StartGathers(World& world, size_t num_bytes, int64_t run_id) {
+  std::deque<Call> calls;
+  for (int rank = 0; rank < 2; ++rank) {
+    calls.emplace_back(GatherRequest(rank, run_id), std::vector{num_bytes},
+                       std::vector{2 * num_bytes});
+    calls.back().StartOn(world.EngineOf(rank));
+  }
+  return calls;
+}
+
 // Byte i is i * 131 + i / 256 + seed: rows of 256 bytes, of which there are 256.
 std::vector<std::byte> Pattern(int rank, size_t operand, size_t num_bytes, size_t begin) {
   static const std::vector<std::byte> rows = [] {

@@ -2,6 +2,7 @@
 #define TESTS_CPP_WORLD_H_
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <future>
 #include <memory>
@@ -102,6 +103,9 @@ ExchangeRequest GatherRequest(int rank, int64_t run_id = 1);
 // Message by which rank 1 starts GatherRequest(1): rank 0 waits for it after GatherRequest(0).
 StartInfo GatherStart(uint64_t num_bytes, uint64_t eager = 0);
 std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1);
+
+// Both ranks start one.
+std::deque<Call> StartGathers(World& world, size_t num_bytes, int64_t run_id);
 
 // The bytes from `begin` on of operand `operand` of `rank`.
 std::vector<std::byte> Pattern(int rank, size_t operand, size_t num_bytes, size_t begin = 0);

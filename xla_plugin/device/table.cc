@@ -2,9 +2,10 @@
 #include <array>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/device/cuda/cuda.h"
+#include "xla_plugin/device/cuda/cuda_api.h"
 #include "xla_plugin/device/device.h"
-#include "xla_plugin/device/hip/hip.h"
+#include "xla_plugin/device/gpu.h"
+#include "xla_plugin/device/hip/hip_api.h"
 
 namespace jaxhet {
 namespace {
@@ -17,8 +18,8 @@ constexpr std::array kHipLibraries = {"libamdhip64.so.7", "libamdhip64.so.6"};
 
 std::span<const Vendor> Vendors() {
   static constexpr std::array<Vendor, 2> kVendors = {{
-      {"cuda", kCudaLibraries, &ListCudaDevices, &OpenCudaDevice},
-      {"hip", kHipLibraries, &ListHipDevices, &OpenHipDevice},
+      {"cuda", kCudaLibraries, &ListGpus<CudaApi>, &Gpu<CudaApi>::Open},
+      {"hip", kHipLibraries, &ListGpus<HipApi>, &Gpu<HipApi>::Open},
   }};
   return kVendors;
 }

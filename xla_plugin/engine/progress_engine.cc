@@ -98,7 +98,11 @@ std::set<Pollable*> ProgressEngine::Admit(Newcomer& newcomer) {
   for (auto& [process, peer] : newcomer.peer) {
     peer.last_heard = agenda_.now;
     pollables.merge(peer.Pollables());
-    if (failure_) SayEnd(peer);
+    if (failure_) {
+      SayEnd(peer);
+    } else if (devices_ != nullptr) {
+      for (const auto& [plan, text] : peers_.plans().all()) peers_.SendPlan(peer, plan);
+    }
   }
   peers_.Merge(newcomer.peer);
   agenda_.has_work = true;

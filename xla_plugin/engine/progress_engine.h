@@ -65,6 +65,7 @@ class ProgressEngine : private PeerEvents {
     peers_.AddPlan(plan, text, program);
   }
   // Sends a plan to all peers before any of its exchanges starts: for exchanges between devices.
+  // Peers that join later get it from Admit().
   void PublishPlan(int64_t plan);
   // A message about a channel; it arrives in that process's TakeChannelMessages().
   void SendChannelMessage(int process, std::span<const iovec> body);

@@ -174,18 +174,6 @@ ENTRY(query_port, int, ibv_query_port, ibv::Context* context, uint8_t number, ib
   return 0;
 }
 
-ENTRY(query_gid, int, ibv_query_gid, ibv::Context* context, uint8_t number, int index,
-      ibv::Gid* gid) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_query_gid", context)) return Null(error), -1;
-  const PortModel* const port = PortOf(context, number);
-  if (port == nullptr || index < 0 || std::cmp_greater_equal(index, port->gids.size())) return -1;
-  const GidRow* const row = port->FindGid(index);
-  *gid = row == nullptr ? ibv::Gid{} : row->gid;
-  return 0;
-}
-
 ENTRY(query_gid_ex, int, _ibv_query_gid_ex, ibv::Context* context, uint32_t number, uint32_t index,
       ibv::GidEntry* entry, uint32_t flags, size_t size) {
   Nic& nic = Nic::Get();
@@ -202,6 +190,21 @@ ENTRY(query_gid_ex, int, _ibv_query_gid_ex, ibv::Context* context, uint32_t numb
             .gid_type = row->type,
             .ndev_ifindex = row->type == ibv::kGidTypeIb ? 0 : kLoopback};
   return 0;
+}
+
+ENTRY(wc_status_str, const char*, ibv_wc_status_str, int status) {
+  switch (status) {
+    case ibv::kWcRetryExcErr:
+      return "transport retry counter exceeded";
+    case ibv::kWcRnrRetryExcErr:
+      return "RNR retry counter exceeded";
+    case ibv::kWcWrFlushErr:
+      return "Work Request Flushed Error";
+    case ibv::kWcRemAccessErr:
+      return "remote access error";
+    default:
+      return "unknown";
+  }
 }
 
 ENTRY(alloc_pd, ibv::Pd*, ibv_alloc_pd, ibv::Context* context) {
@@ -327,17 +330,6 @@ ENTRY(modify_qp, int, ibv_modify_qp, ibv::Qp* qp, ibv::QpAttr* attr, int mask) {
   const auto lock = nic.Lock();
   if (const int error = Refusal(nic, "ibv_modify_qp", qp->context)) return error;
   return nic.ModifyQp(*static_cast<Qp*>(qp), *attr, mask);
-}
-
-ENTRY(query_qp, int, ibv_query_qp, ibv::Qp* base, ibv::QpAttr* attr, int /*mask*/,
-      ibv::QpInitAttr* init) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  auto* const qp = static_cast<Qp*>(base);
-  *attr = qp->attr;
-  attr->qp_state = attr->cur_qp_state = qp->state = qp->now;
-  *init = qp->init;
-  return 0;
 }
 
 ENTRY(destroy_qp, int, ibv_destroy_qp, ibv::Qp* qp) {

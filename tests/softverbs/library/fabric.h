@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "xla_plugin/net/verbs/verbs_abi.h"
+#include "tests/softverbs/library/verbs_values.h"
 
 // The hardware: devices with ports, and what joins them. Every process that has the same devices
 // sees the same hardware, as the processes of one host do.

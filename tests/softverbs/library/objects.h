@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "tests/softverbs/library/fabric.h"
+#include "tests/softverbs/library/verbs_values.h"
 #include "xla_plugin/base/fd.h"
-#include "xla_plugin/net/verbs/verbs_abi.h"
 
 // Objects that the program holds; they begin with libibverbs' members. The NIC's mutex guards all
 // but a CQ's ring and the queues of events, which have their own.

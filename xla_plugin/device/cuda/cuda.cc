@@ -1,10 +1,7 @@
-#include "xla_plugin/device/cuda/cuda.h"
-
 #include <algorithm>
 #include <vector>
 
 #include "xla_plugin/device/cuda/cuda_api.h"
-#include "xla_plugin/device/gpu.h"
 
 namespace jaxhet {
 namespace {
@@ -133,14 +130,6 @@ std::pair<const char*, int> CudaApi::ExportDmaBuf(void* address, size_t num_byte
     result = get_handle_for_address_range(fd, address, num_bytes, kDmaBufFd, 0);
   }
   return {get_handle_for_address_range.name(), result};
-}
-
-std::vector<DeviceInfo> ListCudaDevices(Vendor::Libraries libraries) {
-  return ListGpus<CudaApi>(libraries);
-}
-
-std::unique_ptr<Device> OpenCudaDevice(Vendor::Libraries libraries, int ordinal) {
-  return Gpu<CudaApi>::Open(libraries, ordinal);
 }
 
 }  // namespace jaxhet

@@ -1,6 +1,3 @@
-#include "xla_plugin/device/hip/hip.h"
-
-#include "xla_plugin/device/gpu.h"
 #include "xla_plugin/device/hip/hip_api.h"
 
 namespace jaxhet {
@@ -57,14 +54,6 @@ std::pair<const char*, int> HipApi::ExportDmaBuf(void* address, size_t num_bytes
   // HSA numbers its results in another way; which one it was helps nobody.
   const bool exported = hsa_export_dmabuf(address, num_bytes, fd, offset) == 0;
   return {hsa_export_dmabuf.name(), exported ? kGpuSuccess : kGpuNotSupported};
-}
-
-std::vector<DeviceInfo> ListHipDevices(Vendor::Libraries libraries) {
-  return ListGpus<HipApi>(libraries);
-}
-
-std::unique_ptr<Device> OpenHipDevice(Vendor::Libraries libraries, int ordinal) {
-  return Gpu<HipApi>::Open(libraries, ordinal);
 }
 
 }  // namespace jaxhet

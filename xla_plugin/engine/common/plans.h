@@ -24,6 +24,7 @@ struct Plan {
 class Plans {
  public:
   void Add(int64_t plan, std::string_view text, std::string_view program = {});
+  const std::map<int64_t, std::shared_ptr<const Plan>>& all() const { return plans_; }
   // Null if it was never added.
   const Plan* Find(int64_t plan) const { return Share(plan).get(); }
   std::shared_ptr<const Plan> Share(int64_t plan) const;

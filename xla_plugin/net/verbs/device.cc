@@ -65,6 +65,11 @@ void ThrowCall(std::string_view call, std::string_view where, int error_number,
   Throw(ErrorCode::kTransport, ErrnoText(StrCat(call, " on ", where), error_number), advice);
 }
 
+std::string Describe(const VerbsApi& api, const ibv::Wc& wc) {
+  return StrCat(api.wc_status_str(wc.status), " (status ", wc.status, ", vendor error ",
+                wc.vendor_err, ")");
+}
+
 Context::Context(const VerbsApi& api, ibv::Device* device)
     : api_(api),
       name_(api.get_device_name(device)),

@@ -18,6 +18,9 @@ namespace jaxhet::verbs {
 [[noreturn]] void ThrowCall(std::string_view call, std::string_view where, int error_number,
                             std::string_view advice = {});
 
+// Text of a completion's failure: "transport retry counter exceeded (status 12, vendor error 129)".
+std::string Describe(const VerbsApi& api, const ibv::Wc& wc);
+
 // Owns what `destroy` takes back.
 template <typename T>
 class Handle {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/net/verbs/wc_status.h"
 
 namespace jaxhet::verbs {
 namespace {
@@ -40,13 +39,7 @@ void Link::Poll() {
 
 void Link::OnCompletion(NicPair& pair, const ibv::Wc& wc) {
   if (is_lost_) return;
-  if (wc.status != ibv::kWcSuccess) {
-    if (IsFatal(wc.status)) {
-      Throw(ErrorCode::kTransport, pair.name, ": ", Describe(wc),
-            ": this is an error in jaxhet or its peer; please report it");
-    }
-    return Fail(pair, Describe(wc));
-  }
+  if (wc.status != ibv::kWcSuccess) return Fail(pair, Describe(pair.nic->context->api(), wc));
   const WorkId id = UnpackWorkId(wc.wr_id);
   Qp& qp = pair.qps.at(id.qp);
   if (id.is_receive) {
@@ -139,7 +132,8 @@ void Link::Fail(const NicPair& pair, std::string_view reason) {
   host_.Lost(StrCat(pair.name, ": ", reason,
                     ". Check link and switch, that the GIDs of both ends are in one network "
                     "(JAXHET_VERBS_GID_INDEX), and for RoCE the flow control of its traffic "
-                    "class (JAXHET_VERBS_TRAFFIC_CLASS)"));
+                    "class (JAXHET_VERBS_TRAFFIC_CLASS). Report an error of access, protection or "
+                    "length: jaxhet or its peer has made it"));
 }
 
 void Link::Kill() {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "xla_plugin/net/verbs/qp.h"
-#include "xla_plugin/net/verbs/wc_status.h"
 
 namespace jaxhet::verbs {
 namespace {
@@ -79,7 +78,8 @@ void Loopback::Await(uint64_t wr_id) {
     const auto completions = cq_.Poll(buffer, nic_.info.name);
     if (completions.empty() || completions.front().wr_id != wr_id) continue;
     if (completions.front().status == ibv::kWcSuccess) return;
-    Throw(ErrorCode::kTransport, nic_.info.name, " to itself: ", Describe(completions.front()));
+    Throw(ErrorCode::kTransport, nic_.info.name,
+          " to itself: ", Describe(nic_.context->api(), completions.front()));
   }
   Throw(ErrorCode::kTransport, nic_.info.name, " to itself: no completion within ",
         kTimeout.count(), " s");

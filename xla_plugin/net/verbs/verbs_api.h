@@ -27,7 +27,7 @@ struct VerbsApi {
   Function<int(ibv::Context*)> close_device{library, "ibv_close_device"};
   Function<int(ibv::Context*, ibv::DeviceAttr*)> query_device{library, "ibv_query_device"};
   Function<int(ibv::Context*, uint8_t, ibv::PortAttr*)> query_port{library, "ibv_query_port"};
-  Function<int(ibv::Context*, uint8_t, int, ibv::Gid*)> query_gid{library, "ibv_query_gid"};
+  Function<const char*(int)> wc_status_str{library, "ibv_wc_status_str"};
 
   Function<ibv::Pd*(ibv::Context*)> alloc_pd{library, "ibv_alloc_pd"};
   Function<int(ibv::Pd*)> dealloc_pd{library, "ibv_dealloc_pd"};
@@ -44,7 +44,6 @@ struct VerbsApi {
 
   Function<ibv::Qp*(ibv::Pd*, ibv::QpInitAttr*)> create_qp{library, "ibv_create_qp"};
   Function<int(ibv::Qp*, ibv::QpAttr*, int)> modify_qp{library, "ibv_modify_qp"};
-  Function<int(ibv::Qp*, ibv::QpAttr*, int, ibv::QpInitAttr*)> query_qp{library, "ibv_query_qp"};
   Function<int(ibv::Qp*)> destroy_qp{library, "ibv_destroy_qp"};
 
   // Since version 34 of rdma-core (2021).

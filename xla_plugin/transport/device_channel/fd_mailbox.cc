@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <optional>
 #include <vector>
 
 #include "xla_plugin/base/checked.h"
@@ -25,8 +24,7 @@ using Nonce = decltype(FdMailboxInfo::nonce);
 struct Letter {
   Nonce nonce{};
   iovec body{.iov_base = &nonce, .iov_len = sizeof nonce};
-  alignas(
-      cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred))> beside{};
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> beside{};
   msghdr header{.msg_name = nullptr,
                 .msg_namelen = 0,
                 .msg_iov = &body,
@@ -70,37 +68,19 @@ void QueueOnly(const Nonce& nonce, const Fd& socket) {
   }
 }
 
-template <typename T>
-T PayloadOf(const cmsghdr* beside) {
-  T value{};
-  std::memcpy(&value, CMSG_DATA(beside), sizeof value);
-  return value;
-}
-
-// The contents of a message's control part. All descriptors in it are ours to close, whoever sent
-// it.
-struct Parcel {
+// All descriptors in a message's control part are ours to close, whoever sent it.
+std::vector<Fd> TakeFds(msghdr& header) {
   std::vector<Fd> fds;
-  std::optional<uid_t> user;
-};
-
-void AddFds(const cmsghdr* beside, std::vector<Fd>& fds) {
-  const size_t count = (beside->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-  for (size_t i = 0; i < count; ++i) {
-    int number = -1;
-    std::memcpy(&number, CMSG_DATA(beside) + i * sizeof number, sizeof number);
-    fds.emplace_back(number);
-  }
-}
-
-Parcel Unpack(msghdr& header) {
-  Parcel parcel;
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
-    if (c->cmsg_level != SOL_SOCKET) continue;
-    if (c->cmsg_type == SCM_RIGHTS) AddFds(c, parcel.fds);
-    if (c->cmsg_type == SCM_CREDENTIALS) parcel.user = PayloadOf<ucred>(c).uid;
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(c) + i * sizeof number, sizeof number);
+      fds.emplace_back(number);
+    }
   }
-  return parcel;
+  return fds;
 }
 
 }  // namespace
@@ -108,10 +88,6 @@ Parcel Unpack(msghdr& header) {
 FdMailbox::FdMailbox() : socket_(UnixSocket()) {
   if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
   QueueOnly(info_.nonce, socket_);  // before it has a name that strangers can send to
-  const int on = 1;
-  if (setsockopt(socket_.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
-    ThrowErrno("setsockopt(SO_PASSCRED)");
-  }
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   socklen_t length = sizeof(sa_family_t);  // without a name: Linux gives one
   if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
@@ -135,9 +111,8 @@ Fd FdMailbox::Take() {
       if (errno == EINTR) continue;
       ThrowErrno("recvmsg: no file descriptor from the peer");
     }
-    Parcel parcel = Unpack(message.header);
-    const bool is_ours = parcel.user == geteuid() && message.nonce == info_.nonce;
-    if (is_ours && parcel.fds.size() == 1) return std::move(parcel.fds.front());
+    std::vector<Fd> fds = TakeFds(message.header);
+    if (fds.size() == 1) return std::move(fds.front());
   }
 }
 
@@ -149,7 +124,6 @@ void LeaveFd(const FdMailboxInfo& mailbox, const Fd& fd) {
   message.nonce = mailbox.nonce;
   message.header.msg_name = &address;
   message.header.msg_namelen = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
-  message.header.msg_controllen = CMSG_SPACE(sizeof(int));
   cmsghdr* const beside = CMSG_FIRSTHDR(&message.header);
   beside->cmsg_level = SOL_SOCKET;
   beside->cmsg_type = SCM_RIGHTS;

@@ -14,15 +14,15 @@ struct FdMailboxInfo {
   std::array<uint64_t, 2> nonce;
 };
 
-// Where another process of this host and user leaves a file descriptor. The network namespace must
-// be the same, too. The name is public (/proc/net/unix), the nonce is not: messages without it are
-// dropped before they are queued.
+// Where another process of this host leaves a file descriptor. The network namespace must be the
+// same, too. The name is public (/proc/net/unix), the nonce is not: messages without it are dropped
+// before they are queued.
 class FdMailbox {
  public:
   FdMailbox();
 
   const FdMailboxInfo& info() const { return info_; }
-  // The descriptor that a process of this user who knows info() has left. Does not block; throws if
+  // The descriptor that a process which knows info() has left. Does not block; throws if
   // there is none.
   Fd Take();
   void Close() { socket_.Reset(); }
