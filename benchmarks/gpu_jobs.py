@@ -170,7 +170,7 @@ class Systems:
         return {system: answer for system, answer in answers.items() if answer is not None}
 
     def facts(self, request: Any) -> dict[str, Any]:
-        """The hardware and software, by the first process that answers."""
+        """Hardware and software, as the first answering process reports them."""
         for system in [*self.alive]:
             if answers := self.ask(system, request):
                 return answers[0]

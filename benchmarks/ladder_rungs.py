@@ -41,7 +41,7 @@ class Rung:
     platforms: tuple[str, ...] = ("cpu", "cuda")
 
     def shape(self, shape: Shape) -> Shape:
-        """The job's shape, where islands are of `shape`."""
+        """Shape of the rung's job, for islands of `shape`."""
         return Shape(shape.num_devices) if self.is_split else shape
 
     def variables(self, platform: str) -> dict[str, str]:

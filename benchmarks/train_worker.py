@@ -37,7 +37,7 @@ _WARM_UP = 2
 
 
 class _Passes:
-    """When each hook that changes a module begins and ends, whoever registers it."""
+    """Begin and end of each hook that changes a module, also of hooks that others register."""
 
     def __init__(self) -> None:
         self.spans: dict[str, tuple[float, float]] = {}  # the last one of each stage
@@ -306,7 +306,7 @@ def _trace(first: int, steps: int) -> Trace:
 
 
 def _counters() -> dict[str, int]:
-    """`exchanges` started, and bytes sent by transport; none in one world."""
+    """Number of started exchanges, and sent bytes by transport; empty in one world."""
     if not _IS_BRIDGED:
         return {}
     stats, prefix = jaxhet.stats(), "bytes_sent_"

@@ -60,7 +60,7 @@ class ChannelPlan:
     def sockets_of(
         self, pairs: Iterable[Pair], members: Sequence[ProcessInfo]
     ) -> bootstrap.DeviceSockets:
-        """The sockets of those pairs that may need some."""
+        """Sockets of the pairs that may need sockets."""
         return bootstrap.DeviceSockets(
             {
                 pair: (members[self.process_of[pair[1]]], self.sockets[pair])

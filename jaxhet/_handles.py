@@ -235,7 +235,7 @@ def _arrived(x: jax.Array, handle: Handle, number: int) -> list[jax.Array]:
 
 
 def over_positions(function: Callable[..., Any], axis: str, results: Any) -> Any:
-    """A function of trees with leaves [1, ...], one position's, as one of leaves [n, ...]."""
+    """Maps a function of one position, leaves [1, ...], to all positions, leaves [n, ...]."""
     return jax.shard_map(
         function,
         in_specs=P(axis),

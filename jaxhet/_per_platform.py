@@ -65,7 +65,7 @@ def _mapped(jaxpr: core.Jaxpr, axes: tuple[int | None, ...]) -> Function:
 
 
 def _differentiate(*_: Any, **__: Any) -> Any:
-    """Refuses other derivatives than the first: `custom_vjp` in `_declared` has that one."""
+    """Refuses derivatives beyond the first one, which `custom_vjp` in `_declared` defines."""
     raise UsageError(
         "a piece of jaxhet.per_platform has no second derivative, and no forward-mode one: write"
         " what is differentiated twice in one way for all platforms"

@@ -252,7 +252,7 @@ def _load(tensors: Tensors, ours: str, leaf: Any, sharding: NamedSharding) -> ja
     whole = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=sharding)()
     for name, place in tensor_names(weight, leaf.shape):
         tensor = _place(tensors, name, layout, lies)
-        # The host's memory may be the device's, and is free when it is done.
+        # On CPUs the device may share the host's memory, which must stay until the copy is done.
         whole = jax.block_until_ready(put(whole, tensor, np.array(place, np.int32)))
     return whole
 

@@ -1,1 +1,1 @@
-"""JAX's internals and jaxlib: the only files that use what JAX does not document."""
+"""JAX's internals and jaxlib: no other file uses undocumented parts of JAX."""

@@ -65,7 +65,7 @@ def complete(config: Config, hints: Iterable[str] = ()) -> Config:
 
 
 def name(config: Config) -> str:
-    """This process, for errors."""
+    """Name of this process for errors."""
     if config.process_id is not None:
         return f"process {config.process_id}"
     return f"process {config.island_process_id} of island {config.island!r}"

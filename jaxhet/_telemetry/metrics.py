@@ -34,7 +34,7 @@ class Metrics(Observer):
         self._server: MetricsServer | None = _serve(client, address, session.process, registry)
 
     def close(self) -> None:
-        """Serves no more; before the engine is closed."""
+        """Stops serving. The engine is still open."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -167,7 +167,7 @@ def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[
 
 
 def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of one process: `base`, defaults below it, and what the launcher decides."""
+    """Environment of one process: defaults, then `base`, then the launcher's own variables."""
     place = places[process]
     own = {**base, **place.env}
     return environ.complete(own, assigned(process, places), place.devices, place.gpus)

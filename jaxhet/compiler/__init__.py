@@ -1,4 +1,4 @@
-"""Compiler passes over HLO: decompose what crosses islands, bridge it to the engine."""
+"""Compiler passes over HLO: decompose collectives that cross islands, bridge them to the engine."""
 
 from jaxhet.compiler.bridge import bridge as bridge
 from jaxhet.compiler.collectives import PER_PLATFORM as PER_PLATFORM

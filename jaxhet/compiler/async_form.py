@@ -11,7 +11,7 @@ _SUFFIX = "-start"
 
 
 def to_sync(module: hlo.Module, found: Sequence[Collective]) -> list[Collective]:
-    """The same collectives; those that were asynchronous are so no more."""
+    """The same collectives, with synchronous ones in place of asynchronous ones."""
     return [_to_sync(module, collective) for collective in found]
 
 

@@ -1,4 +1,4 @@
-"""POST: exchanges become calls of the engine, and the plan is checked to be PRE's."""
+"""POST: turns exchanges into calls of the engine, and checks that the plan is PRE's."""
 
 from jaxhet._errors import JaxhetError
 from jaxhet.compiler import carrier, collectives, entry_layout, hlo

@@ -164,7 +164,7 @@ class GpuLowering(Lowering):
 
     def _fixed(self, value: Value) -> Value:
         # XLA may contract x's product with the sum, and skip the rounding of a value that it fuses
-        # with its user. Then ranks differ: who sent x, and whoever's compiler did neither.
+        # with its user. The rank that sent x, or a rank whose compiler did neither, has other bits.
         return value.with_array(barrier(self.c, value.x))
 
     @override

@@ -1,4 +1,4 @@
-"""A thin view of a serialized HloModuleProto: find instructions, add some, leave the rest alone."""
+"""A thin view of a serialized HloModuleProto, to find and add instructions. The rest stays."""
 
 import contextlib
 import dataclasses
@@ -74,7 +74,7 @@ def is_complex(element_type: int) -> bool:
 
 
 def has_collective(data: bytes) -> bool:
-    """Whether a serialized module can hold a collective; cheap, and true a little too often."""
+    """Whether a serialized module may hold a collective. Cheap; sometimes True without one."""
     return _COLLECTIVE_FIELD.search(data) is not None
 
 
@@ -191,7 +191,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose value is the computation's."""
+        """Root of the computation: its value is the result."""
         return self._by_id[self.proto.root_id]
 
     def __getitem__(self, instruction_id: int) -> Instruction:

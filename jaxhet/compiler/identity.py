@@ -1,4 +1,4 @@
-"""Which of the program's collectives an exchange belongs to, in words that every compiler keeps."""
+"""Identity of an exchange's collective in the program, by names that every compiler keeps."""
 
 import dataclasses
 from collections.abc import Sequence

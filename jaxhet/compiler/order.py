@@ -152,7 +152,7 @@ class Step:
     inside: tuple[int, ...] | None = None
 
     def follows(self, call: "Step") -> bool:
-        """Whether the program has it after a loop or branch; no if it was moved out of that."""
+        """Whether it follows a loop or branch in the program; False if it was moved out of one."""
         assert call.inside is not None
         numbers = self.key[1]
         return call.inside < numbers and numbers[: len(call.inside)] != call.inside

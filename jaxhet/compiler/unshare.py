@@ -52,7 +52,7 @@ class _Copies:
         self._originals: dict[int, pb.HloComputationProto] = {}  # unchanged copies of those taken
 
     def in_order(self) -> list[pb.HloComputationProto]:
-        """All of them, callees before callers."""
+        """All computations, callees before callers."""
         return [c for i, proto in self._protos.items() for c in (*self._copies[i], proto)]
 
     def visit(self, computation_id: int) -> None:

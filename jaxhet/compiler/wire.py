@@ -99,7 +99,7 @@ def _exchanged(
     num_rows: int,
     exchange: Callable[[Lowering, Value], Value],
 ) -> Value:
-    """The encoded value, exchanged; the plan has the codec and the size before."""
+    """Exchanges the encoded value. The plan has the codec and the original size."""
     codec = CODECS[value.codec]
     builder = dataclasses.replace(
         lowering.builder, wire=codec.text, plain_bytes=hlo.num_bytes(value.x.shape)

@@ -261,8 +261,8 @@ TEST(DeviceFaultTest, BusyProgramIsNotLate) {
   for (const size_t num_bytes : {kEagerBytes, kSlotBytes}) CheckBusyProgramIsNotLate(num_bytes);
 }
 
-// Each result that has not come is poisoned before the program goes on; those that have stay. The
-// last one has no done yet; the others' may come in another order.
+// A missing result is poisoned before the program continues; a result that arrived stays. The
+// last exchange has no done yet; the dones of the others may have another order.
 void CheckFailurePoisonsWhatIsInFlight(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   Side first(0, SwapPairs(), 5000, 0);

@@ -96,7 +96,7 @@ void Kill(pid_t child) {
   waitpid(child, nullptr, 0);
 }
 
-// With this pid; none if the system does not let us choose it.
+// A child with this pid; none if the kernel does not let us choose pids.
 std::optional<pid_t> StartCopyAs(pid_t pid) {
   for (int tries = 0; tries < 100; ++tries) {
     std::ofstream last("/proc/sys/kernel/ns_last_pid");

@@ -30,7 +30,7 @@ std::string AsText(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The records that `text` becomes.
+// Sealed records of `text`.
 std::vector<Bytes> Records(RecordWriter& writer, std::string_view text) {
   IoList list;
   list.Add(text.data(), text.size() / 2);

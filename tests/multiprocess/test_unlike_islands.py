@@ -189,7 +189,7 @@ def _assert_none_wrong(
 
 
 def _uneven_programs(count: int) -> list[Program]:
-    """Gradients through pieces of which one way needs its argument, and the other does not."""
+    """Gradients through pieces: one way needs its argument, the other does not."""
     forms = unlike_programs.GRADIENTS
     return [unlike_programs.make(seed, forms, has_uneven=True) for seed in range(count)]
 
@@ -337,7 +337,7 @@ except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
 """
 
 
-# Written as sums over ranks, and as sums of an array that XLA's partitioner makes exchanges of.
+# Sums over ranks, and sums of an array that XLA's partitioner turns into exchanges.
 INSIDE = {
     "shard_map": "total = psum",
     "jit": """

@@ -264,7 +264,7 @@ def _loopback(addresses: list[str]) -> list[Interface]:
 
 
 def _addresses(links: Sequence[Link]) -> list[tuple[str, str]]:
-    """Own and other address of each socket, which is closed."""
+    """Own and peer's address of each socket. Closes the sockets."""
     found = []
     for link in links:
         with link.socket as sock:

@@ -139,7 +139,7 @@ class Guest:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still be used."""
+        """Whether the emulator still runs."""
         return self._process.poll() is None
 
     def close(self) -> None:

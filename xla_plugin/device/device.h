@@ -153,7 +153,7 @@ class Device {
   using PinnedMemory = Owned<Device, void*, &Device::FreePinned>;
   using Registration = Owned<Device, void*, &Device::Unregister>;
 
-  // Does not wait for the default stream, nor it for this one.
+  // The stream and the default stream do not wait for each other.
   virtual Stream CreateStream(StreamPriority priority) = 0;
   // Without time stamps.
   virtual Event CreateEvent() = 0;

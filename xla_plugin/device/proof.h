@@ -24,7 +24,7 @@ class PatternWriter {
   PatternWriter(const PatternWriter&) = delete;
   PatternWriter& operator=(const PatternWriter&) = delete;
 
-  // Other bytes than the last time; returns them.
+  // Writes other bytes than the last time, and returns them.
   std::vector<std::byte> Write(std::span<std::byte> place);
 
  private:

@@ -29,7 +29,7 @@ class SharedMemory {
   // Ours: writable, zeroed but for the nonce, num_bytes beyond it.
   explicit SharedMemory(size_t num_bytes);
   enum class Access { kRead, kReadWrite };
-  // The peer's.
+  // Maps memory of the peer.
   explicit SharedMemory(const SharedMemoryInfo& info, Access access = Access::kRead);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;

@@ -26,7 +26,7 @@ WatchReport DeviceWatch::Look(milliseconds wait_budget, milliseconds first_wait_
   for (const InFlight& transfer : transfers_.all) {
     if (!report.mismatch) report.mismatch = FindMismatch(transfer);
   }
-  // Earlier ones have all that they need of peers, and may wait for a Done() behind this one's.
+  // Earlier transfers need nothing more of peers. They may wait for a later Done().
   const auto waiting = std::ranges::find_if(transfers_.all, [&](const InFlight& transfer) {
     return !view_.HasArrived(transfer) || !view_.HasLeft(transfer);
   });

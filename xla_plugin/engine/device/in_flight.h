@@ -84,9 +84,9 @@ class TransferView {
   }
   // By the program: the exchange's start.
   bool IsReached(const InFlight& transfer) const;
-  // At least in its slots.
+  // Whether the data is in its slots, or farther.
   bool HasArrived(const InFlight& transfer) const;
-  // At least taken by the target.
+  // Whether the target has taken the data.
   bool HasLeft(const InFlight& transfer) const;
   // Part of the result that has not arrived.
   std::span<std::byte> MissingOf(const InFlight& transfer) const;

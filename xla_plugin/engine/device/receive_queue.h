@@ -30,7 +30,7 @@ class ReceiveQueue {
   // Sets the route of the receive and numbers its chunks, if the ends have chosen. Returns the
   // eager messages that must be received before, because their slots are needed.
   std::vector<InFlight> Choose(InFlight& transfer, bool may_be_eager);
-  // `ready`: the program has come to the transfer's start, or done.
+  // `ready`: event at the program's start or done of the transfer.
   void Add(const InFlight& transfer, Event ready);
   // Receives all until this transfer. Exchanges that their sources have not launched by the end of
   // the wait budget arrive through slots.

@@ -23,7 +23,7 @@ using Marks = std::array<uint32_t, kMarks>;
 using MarkWords = std::array<DeviceWord, kMarks>;
 
 inline bool IsByProgram(const Marks& marks) { return marks.at(kProgramStream) != 0; }
-// By the streams for sends, or those for receives.
+// Whether send streams or receive streams do the transfer.
 inline bool IsByStreams(const Marks& marks) {
   return std::any_of(marks.begin(), marks.begin() + kStreams, [](uint32_t mark) { return mark; });
 }

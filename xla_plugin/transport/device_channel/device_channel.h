@@ -238,10 +238,10 @@ class DeviceChannel {
   virtual std::string Remark() const { return {}; }
   // Set-up is over. The rank's proxy drives the channel from now on if devices can't alone.
   virtual void Settle([[maybe_unused]] Proxy& proxy) {}
-  // By the source, after it has published launches.
+  // Called by the source after it has published launches.
   virtual void Launched() {}
   // The job has failed: no proxy moves anything any more, and what the source's device writes into
-  // slots from now on does not count for the target. What that takes at this moment still may.
+  // slots from now on does not count for the target. A copy that the target has begun may count.
   virtual void Cut() { words_->intact.host().store(0); }
   // Why nothing moves on it any more; "" while all is well.
   virtual std::string Failure() const { return {}; }

@@ -16,7 +16,7 @@
 
 namespace jaxhet {
 
-// Before or with the bytes of each chunk.
+// Header of a chunk, sent before or with its bytes.
 struct DeviceChunkInfo {
   uint64_t exchange;  // number on the channel
   int64_t plan;

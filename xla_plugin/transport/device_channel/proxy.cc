@@ -108,7 +108,7 @@ class ProxyThread {
     return state;
   }
 
-  // Until there is an event, or Wake(). None: no matter how long.
+  // Waits for an event or Wake(). None: without a limit of time.
   void Sleep(std::optional<microseconds> most) {
     is_asleep_ = true;
     const auto is_due = [](const ProxyTask* task) { return task->is_due_.load(); };
