@@ -136,7 +136,7 @@ def _train(
 
 
 def _measured(row: Row, ladder: Ladder, turns: Sequence[Sequence[Trace]]) -> Row:
-    """The row with the figures of its turns."""
+    """Row of a rung, with the figures of its turns."""
     rung, islands = RUNGS[row.rung], ladder.setting.shape.islands
     program = rung.program(ladder.programs[row.parallel], islands)
     # Not alone, the islands train one batch together, and a step is as long as on the slowest.

@@ -228,7 +228,7 @@ class Engine:
         return as_ours(found[1]) if found else None
 
     def fail(self, code: str, text: str) -> None:
-        """Fails the engine, and those of all peers, for a reason found elsewhere."""
+        """Fails the engine and the engines of all peers, for a reason found elsewhere."""
         self._engine.fail(code, text)
 
     def stats(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def finish(handle: Handle) -> Any:
 
     Raises:
       UsageError: the mesh of `jax.set_mesh` does not have the axis; or, when the program runs, the
-        handle was finished before, or is not that of the latest start (on CPUs).
+        handle was finished before, or is not the latest start's handle (on CPUs).
     """
     axis_size(handle.axis)
 

@@ -24,7 +24,7 @@ class PeerPath:
 
     Attributes:
       process: JAX index of the other process.
-      transport: Name of the transport. On GPUs that of the device channels; if they differ, all
+      transport: Name of the transport; on GPUs, of the device channels. If they differ, all
         names with "+" between them. "" for a peer that no program has needed yet.
       refused: Transports that the pair of processes can't use; on GPUs, those that a pair of their
         devices can't use.

@@ -36,7 +36,7 @@ class ReplicaDifference:
       leaf: Path of the leaf in the tree, in the form of `jax.tree_util.keystr`; empty if the tree
         is one array.
       islands: The islands that hold a replica with other bits than the first one.
-      largest: The largest absolute difference of an element from that of the first replica, in
+      largest: The largest absolute difference of an element from the first replica's, in
         float32 (float64 for arrays of that type); 0 where only signs of zero or bits of NaN differ,
         infinity where one of two is no number.
     """

@@ -32,7 +32,7 @@ class Save:
 
 
 class Saves:
-    """The saves under way. Any thread begins and ends them; one thread looks at them."""
+    """Saves in progress. Any thread begins and ends them; one thread watches them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

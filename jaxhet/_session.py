@@ -311,7 +311,7 @@ class Session:
             _ffi.limit_finalization(limit_s, _NOT_FINALIZED.format(limit_s), _EXIT_CODE)
 
     def _report(self, uncaught: BaseException | None) -> None:
-        """A process that ends by an exception tells the others which."""
+        """Reports the exception that ends the program to the other processes."""
         if uncaught is None or self.engine is None or self.error() is not None:
             return
         cause = self.translate(uncaught) or uncaught

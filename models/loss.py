@@ -114,9 +114,9 @@ def _by_device(
     kernel: jax.Array,
     labels: jax.Array,
 ) -> Any:
-    """`local` of the mesh axes that split tokens, and of x, kernel and labels, on each device.
+    """Runs `local` on each device, with the mesh axes that split tokens, x, kernel and labels.
 
-    `outputs` gives the specs of its results from that of a device's own tokens.
+    `outputs` maps the spec of a device's tokens to the specs of the results.
     """
     free = free_axes()
     axes, own = token_axes(free), token_spec(free)

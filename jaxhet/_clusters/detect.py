@@ -31,7 +31,7 @@ class Detected:
     Attributes:
       title: Name of the scheduler in messages; "" without a scheduler.
       found: By option.
-      hints: Sentences about schedulers whose variables are there in part.
+      hints: Sentences about schedulers of whose variables only some are set.
     """
 
     title: str = ""

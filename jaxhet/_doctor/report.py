@@ -156,7 +156,7 @@ class Port:
       rate: For example "400 Gb/sec (4X NDR)".
       active_mtu: In bytes; None: not known without libibverbs.
       gids: Addresses of the port.
-      gid_index: The one that a job uses; None: none, or not known without libibverbs.
+      gid_index: Index of the GID that a job uses; None: no GID, or not known without libibverbs.
       gid_reason: Why this GID, or why InfiniBand needs none; "" if there is no GID.
       problem: Why a job does not use the port, or "".
     """

@@ -36,7 +36,7 @@ def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
 
     They have its place on the islands before and after its own; a smaller island has several in a
     place. Every process then has a peer that notices its silence. Processes with GPUs also connect
-    to those of their host, whose devices share memory with theirs.
+    to the processes of their host, whose devices share memory with theirs.
     """
     islands: dict[str, list[int]] = {}
     for info in members:

@@ -28,7 +28,7 @@ class ProcessInfo:
     islands: tuple[str, ...]
     platform: str
     topology: tuple[str, str]  # the plugin's names in keys, from `compat.local_topology_key`
-    has_cpu: bool  # JAX creates a CPU backend, be it beside that of the platform
+    has_cpu: bool  # JAX creates a CPU backend, alone or beside the platform's
     host: str
     host_id: str
     pid: int

@@ -1,6 +1,6 @@
 """Proofs of `jaxhet doctor --qualify`, and the description of its report.
 
-The JSON object is a `Qualification`; the rules are those of `report.py`.
+The JSON object is a `Qualification`; `report.py` has the rules.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Proof:
         and it does not work.
       reason: Message of each side, if the transport is not proven.
       swaps: Measurements by the lower one of the two processes.
-      link_gb_per_s: The rate of the link below, each way, in 1e9 B/s: that of the slower end, as
+      link_gb_per_s: The rate of the link below, each way, in 1e9 B/s: the slower end's rate, as
         far as they know theirs; None if neither does, and within a host.
     """
 

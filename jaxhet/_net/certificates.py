@@ -126,7 +126,7 @@ def _in_memory(data: bytes) -> str:
     """Name of a new file in memory that no other user can open.
 
     It stays until this process ends: gRPC reads it again at times of its own, and its number could
-    be that of another file by then.
+    be another file's number by then.
     """
     fd = os.memfd_create("jaxhet-certificate", os.MFD_CLOEXEC)
     os.write(fd, data)

@@ -327,7 +327,7 @@ class _Listing:
         return found if len(found) < _MOST_WORDS else f"{words.digest(found)} {found}"
 
     def text(self, value: Any, place: Callable[[], str], is_private: bool = False) -> str:
-        """A value in words; notes the objects that they do not describe."""
+        """Words of a value. Notes the objects that words do not describe."""
         describer = Describer(
             lambda jaxpr: _digest_of_body(jaxpr, self._location), place, is_private
         )

@@ -62,7 +62,7 @@ class Cluster:
 def places(
     cluster: Cluster, island_envs: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> tuple[Place, ...]:
-    """The places of the job's processes, by id; those of one island have neighbouring ids.
+    """Places of the job's processes, by id. Processes of one island have neighbouring ids.
 
     Args:
       cluster: The file.

@@ -42,7 +42,7 @@ class Environment:
       values: Value of each option and its source.
       missing: Options that are missing, each with a hint how to give it.
       problem: An error that `jaxhet.initialize` would raise, or "".
-      hints: Sentences about schedulers whose variables are there in part.
+      hints: Sentences about schedulers of whose variables only some are set.
     """
 
     scheduler: str

@@ -87,7 +87,7 @@ def island_names(options: Options) -> tuple[str, ...]:
     """The islands' names: those given, else island0, island1, …
 
     Raises:
-      UsageError: their number is not that of the islands, or two are equal.
+      UsageError: there are more or fewer names than islands, or two are equal.
     """
     names = options.island_names or tuple(f"island{i}" for i in range(options.islands))
     if len(names) != options.islands or len(set(names)) != len(names):
@@ -99,7 +99,7 @@ def island_names(options: Options) -> tuple[str, ...]:
 
 
 def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...]:
-    """The places of the job's processes, by id; those of one island have neighbouring ids.
+    """Places of the job's processes, by id. Processes of one island have neighbouring ids.
 
     Raises:
       UsageError: names or sizes are not one for each island, a variable is for an island that there

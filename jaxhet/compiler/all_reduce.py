@@ -45,7 +45,7 @@ def _is_in_shape(lowering: Lowering) -> bool:
 
 
 def _in_shape(lowering: Lowering, opcode: str) -> None:
-    """Each operand plus that of the other rank, x + y = y + x to the bit.
+    """Each operand plus the other rank's operand; x + y = y + x to the bit.
 
     XLA gives the operands and the result of a sum one layout, as it does for a collective. So the
     kernels that compute an operand write it in the layout that it has in one world.

@@ -90,7 +90,7 @@ class Codecs:
     def of_collective(self, collective: Collective) -> str:
         """The codec of a collective, or "".
 
-        An axis without an entry has that of "". A collective over several axes has a codec if all
+        An axis without an entry has the codec of "". A collective over several axes has one if all
         of them have the same one, in every mesh that has an axis with an entry.
         """
         instruction, module = collective.instruction, collective.computation.module

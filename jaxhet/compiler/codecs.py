@@ -39,7 +39,7 @@ class Codec:
       bits: Bits of an element.
       largest: Exponent of the largest elements: a block's scale is 2^(exponent of its largest
         element - this).
-      unit: Exponent of the integers that elements decode to, below that of the scale.
+      unit: Exponent of the integers that elements decode to, below the scale's exponent.
       most: Largest element, as a code.
       is_float: Whether an element has an exponent (E4M3).
     """

@@ -35,7 +35,7 @@ def mark(collective: Collective, *, is_gpu: bool) -> Collective:
 
     On GPUs, takes such a gather out of the barrier of `jax.checkpoint`. The barrier keeps what is
     recomputed from being computed early, and holds the gathers of a layer's weights until the
-    gradients of the layer behind it are there.
+    gradients of the layer behind it are ready.
     """
     c, instruction = collective.computation, collective.instruction
     if instruction.opcode != "all-gather":

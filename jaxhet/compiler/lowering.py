@@ -173,7 +173,7 @@ class Lowering(abc.ABC):
     def local(
         self, opcode: str, value: Value, size: int, groups: Groups, reducer: str = ""
     ) -> Value:
-        """A collective of XLA, on each island; `size` is that of its result."""
+        """A collective of XLA, on each island; `size` is the size of its result."""
         element_type = value.x.shape.element_type
         if reducer and element_type in _NOT_REDUCED_BY_NCCL:
             wide = value.with_array(self._converted(value.x, _NOT_REDUCED_BY_NCCL[element_type]))

@@ -30,7 +30,7 @@ _LOOP = 1 << 20  # more than any depth
 
 
 def key(path: str) -> Key:
-    """The place in its program of what a path names; that of an argument is the first."""
+    """Place in the program of the equation that a path names; arguments have the first place."""
     found = _LABEL.findall(path)
     return sum(int(d) for _, d, _ in found), tuple(int(number) for number, _, _ in found if number)
 

@@ -148,7 +148,7 @@ class _Order:
         return order.ordered(computation, steps)
 
     def _key(self, step: hlo.Instruction) -> order.Key:
-        """The place in the program; of control flow, that of the first exchange in it."""
+        """Place in the program; control flow has the place of its first exchange."""
         if step.id in self._exchanges:
             return self._exchanges[step.id].key
         return min(self._key(i) for c in self._callees(step) for i, _ in self.ordered(c))

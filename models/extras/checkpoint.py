@@ -144,7 +144,7 @@ class Checkpoints:
         return self._checkpointer.restore(self._folder / str(step), args=contents)["state"]
 
     def layout(self, step: int) -> tuple[tuple[int, ...], int]:
-        """Stages that the run named, and rows of the parameters of blocks, of a checkpoint."""
+        """A checkpoint's `--stages`, and the number of rows of its blocks' parameters."""
         stages = parse_stages(self._saved_facts(step).get(LAYOUT))
         blocks = read_shapes(self._folder / str(step))["blocks"]
         return stages, jax.tree.leaves(blocks)[0].shape[0]

@@ -63,7 +63,7 @@ def _all(devices: tuple[int, ...]) -> Form:
 
 
 def _halves(devices: tuple[int, ...]) -> Form:
-    """Pairs of which each half of the devices has one; one group of an odd number."""
+    """Pairs with one device in each half of the devices; one group has an odd number."""
     n = sum(devices)
     return Form(np.arange(n).reshape(n if n % 2 else 2, -1).T, ("y",))
 

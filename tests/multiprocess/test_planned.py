@@ -1,4 +1,4 @@
-"""`jaxhet.plan` says what the engine then counts."""
+"""`jaxhet.plan` predicts the engine's counters."""
 
 import pytest
 

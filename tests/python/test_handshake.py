@@ -83,7 +83,7 @@ def test_wrong_secret_is_refused_on_both_sides() -> None:
 
 
 def _answer_of_one_that_sends(sent: bytes) -> bytes:
-    """The answer that a connector accepts from one that sends `sent` with the proof of ANSWER."""
+    """Answer that a connector accepts if the acceptor sends `sent` with the proof of ANSWER."""
     a, b = _pair()
 
     def accept() -> None:

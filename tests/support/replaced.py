@@ -6,7 +6,7 @@ from jaxhet._jax.replacements import REPLACEMENTS, place
 
 
 def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has `monkeypatch` give the names of JAX that jaxhet replaces their present meanings later."""
+    """Makes `monkeypatch` restore the names of JAX that jaxhet replaces."""
     for owner, name in map(place, REPLACEMENTS):
         if hasattr(owner, name):
             monkeypatch.setattr(owner, name, getattr(owner, name))

@@ -18,7 +18,7 @@ from absl import flags
 
 
 class _Outcomes(unittest.TextTestResult):
-    """How each test ended, in one word and the first line of its error."""
+    """Outcome of each test: one word and the first line of its error."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def of_module(module: hlo.Module, is_named: bool) -> list[list[str]]:
 
 
 def _origin(computation: hlo.Computation, x: hlo.Instruction, is_named: bool) -> str:
-    """The names that are met first on the ways up from an array."""
+    """Nearest names among the instructions that an array is made of."""
     found, seen, todo = set(), set(), [x]
     for i in todo:
         operands = computation.operands(i)
