@@ -146,37 +146,12 @@ def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> Non
     assert "process 1 of 2 has not joined" in good.text
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("JAXHET_NUM_PROCESSES", "3", "num_processes differs"),
-        pytest.param(
-            *("JAXHET_ISLANDS", "island1,island2", "the set of islands differs"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("JAXHET__PIPELINE_ITERATIONS", "7", "option pipeline_iterations differs"),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_processes_that_differ_are_both_told(name: str, value: str, words: str) -> None:
+def test_processes_that_differ_are_both_told() -> None:
     first, second = job()
-    for ended in run(JOIN, first, {**second, name: value}):
+    for ended in run(JOIN, first, {**second, "JAXHET_NUM_PROCESSES": "3"}):
         assert ended.code != 0
-        assert words in ended.text
+        assert "num_processes differs" in ended.text
         assert "start every process of the job with the same value" in ended.text
-
-
-@pytest.mark.slow
-def test_island_that_one_process_does_not_declare_is_said() -> None:
-    first, second = job()
-    del second["JAXHET_ISLAND"]
-    for ended in run(JOIN, first, second):
-        assert ended.code != 0
-        assert "process 0 (island0, pid" in ended.text
-        assert "declares its island and process 1 (cpu, pid" in ended.text
-        assert "set JAXHET_ISLAND of every process, or of none" in ended.text
 
 
 @pytest.mark.slow

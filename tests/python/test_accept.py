@@ -174,3 +174,18 @@ def test_peer_that_takes_nothing_is_cut_off(
     outbox.close()
     ours.close()
     theirs.close()
+
+
+def test_connection_for_which_no_thread_is_left_is_closed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with socket.create_connection(server.address, timeout=5) as sock:
+        assert sock.recv(1) == b""
+    assert server.acceptor.last_refusal == "can't start new thread"
+    monkeypatch.undo()
+    _connect(server)
+    assert server.served.get(timeout=5) == HEADER

@@ -203,14 +203,25 @@ def test_clock_of_the_coordinator_is_read_within_its_error(pair: Pair) -> None:
         assert abs(reading.offset_us) <= reading.error_us  # one host has one clock
 
 
-def test_encryption_that_differs_is_refused() -> None:
-    off, other = _info(0), _info(1)
-    full = dataclasses.replace(other, options={**other.options, "encryption": "full"})
-    text = disagreement(off, full)
-    assert text is not None
-    assert "option encryption differs: process 0 (island0, pid " in text
-    assert "has 'off', process 1 (island1, pid " in text
-    assert "has 'full'; start every process of the job with the same value" in text
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"options": {**_info(1).options, "encryption": "full"}},
+            r"option encryption differs: process 0 \(island0, .* has 'off', process 1 \(island1,"
+            r" pid .* has 'full'; start every process of the job with the same value",
+        ),
+        ({"islands": ("a", "b")}, r"the set of islands differs: .* has \[\], .* has \['a', 'b'\]"),
+        (
+            {"island": "cpu", "is_declared": False},
+            r"process 0 \(island0, .* declares its island and process 1 \(cpu, pid .* does not: "
+            ".*set JAXHET_ISLAND of every process, or of none",
+        ),
+    ],
+)
+def test_processes_that_differ_are_refused(changes: dict[str, Any], words: str) -> None:
+    text = disagreement(_info(0), dataclasses.replace(_info(1), **changes))
+    assert re.match(words, text or "")
 
 
 # Process ids.

@@ -99,20 +99,6 @@ def test_island_env_that_does_not_fit(text: str, words: str):
     assert words in " ".join(result.stderr.split())
 
 
-def test_lines_are_whole_although_they_are_written_in_pieces():
-    code = """
-    for _ in range(50):
-        for piece in ("one ", "line ", f"of {process}\\n"):
-            os.write(1, piece.encode())
-    os.write(1, b"no end")
-    """
-    lines = _launch("", code).stdout.splitlines()
-    assert lines.count("[island0/0] one line of 0") == 50
-    assert lines.count("[island1/1] one line of 1") == 50
-    assert {"[island0/0] no end", "[island1/1] no end"} < set(lines)
-    assert len(lines) == 102
-
-
 @pytest.mark.parametrize(
     ("pieces", "lines"),
     [
@@ -276,21 +262,6 @@ def test_gpus_are_dealt_out_by_island_and_cpu_devices_are_not_asked_for():
         "[island1/1] GPU-a,4,2,7 0 None",
         "[island1/2] 7,4,2,GPU-a 0 None",
     ]
-
-
-def test_more_gpus_than_there_are():
-    given = {"JAX_PLATFORMS": "rocm", "HIP_VISIBLE_DEVICES": "0,1"}
-    result = _launch("--devices 1,2", 'print("started")', **given)
-    assert result.returncode == 2
-    words = "2 processes need 3 GPUs (1+2), and 2 are visible (HIP_VISIBLE_DEVICES=0,1); ask for"
-    assert words in result.stderr
-    assert "started" not in result.stdout
-
-
-def test_exit_event_is_one_line_of_json():
-    line = launch.exit_event(1, "killed by SIGKILL")
-    assert line.endswith(b"\n")
-    assert json.loads(line) == {"process": 1, "text": "killed by SIGKILL"}
 
 
 # Failure.
@@ -522,14 +493,6 @@ def test_port_in_use():
     assert "choose another one with --port" in result.stderr
 
 
-def test_given_port_is_used():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    code = 'print(os.environ["JAXHET_COORDINATOR_ADDRESS"])'
-    result = _launch(f"--islands 1 --port {port}", code)
-    assert result.stdout == f"[island0/0] 127.0.0.1:{port}\n"
-
-
 def test_held_port_is_given_to_nobody_else_but_the_coordinator():
     with launch.hold_port(0) as held:
         address = held.getsockname()
@@ -567,10 +530,7 @@ def test_sizes_that_do_not_fit(options: launch.Options, flag: str):
     ("option", "words"),
     [
         ("--islands 0", "--islands"),
-        ("--devices 2,0", "--devices"),
         ("--devices 2,0", "'2,0' is not a number above 0"),
-        ("--processes-per-island 1,", "--processes-per-island"),
-        ("--processes-per-island two", "'two' is not a number above 0"),
     ],
 )
 def test_option_value_that_is_not_valid(option: str, words: str):

@@ -5,6 +5,7 @@ tests/multiprocess/ has whole jobs.
 
 import dataclasses
 import importlib.metadata
+import pathlib
 import re
 import threading
 import types
@@ -20,6 +21,7 @@ from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._jax import compat, multihost, programs
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._session import Session
+from tests.python.compiler import hlo_text
 
 DEVICES: tuple[Any, ...] = tuple(
     types.SimpleNamespace(
@@ -69,6 +71,14 @@ def test_salt_differs_by_options_of_one_function() -> None:
     with _compilation.bridge_options(BridgeOptions(deadline_s=3)):
         other = _salt()
     assert other != _salt()
+
+
+def test_dump_has_the_module_as_text(tmp_path: pathlib.Path) -> None:
+    module = hlo_text.parsed("HloModule one\nENTRY e { ROOT x = f32[3] parameter(0) }")
+    _session_of(dump=str(tmp_path / "new")).compilation._dump(module, "before")
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.name == "process0.0000.one.before.hlo.txt"
+    assert "f32[3]{0} parameter(0)" in file.read_text()
 
 
 def test_salt_of_a_program_inside_one_island_knows_no_islands() -> None:
