@@ -98,3 +98,15 @@ def test_mesh_without_the_axis() -> None:
     balanced = jaxhet.balanced_value_and_grad(_sum, axis="data")
     with pytest.raises(jaxhet.UsageError, match=r"no axis 'data' in the mesh \{\}: give the mesh"):
         jax.jit(balanced)(1.0, np.zeros((1, 1)), np.array([1]))
+
+
+def test_axis_of_one_position_has_nothing_to_exchange() -> None:
+    def loss(params: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sum(params * batch), jnp.asarray(batch.size, jnp.float32)
+
+    balanced = jaxhet.balanced_value_and_grad(
+        loss, axis="data", mesh=jax.make_mesh((1,), ("data",))
+    )
+    batch = jnp.array([[[1.0, 3.0], [5.0, 7.0], [100.0, 100.0]]])  # the last one does not count
+    value, gradient = jax.jit(balanced)(jnp.float32(2), batch, np.array([2]))
+    assert (float(value), float(gradient)) == (8.0, 4.0)

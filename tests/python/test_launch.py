@@ -447,12 +447,19 @@ def test_death_of_the_coordinator_is_part_of_the_summary():
 
 # Nothing is left behind.
 
-_FAMILY = """
+_FAMILY = '''
 folder = pathlib.Path({folder!r})
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], stdout=2)
+ignores_sigterm = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+child = subprocess.Popen([sys.executable, "-c", ignores_sigterm], stdout=subprocess.PIPE)
+child.stdout.readline()
 (folder / f"child{{process}}").write_text(str(child.pid))
 (folder / f"process{{process}}").write_text(str(os.getpid()))
-"""
+'''
 
 
 def test_grandchildren_end_with_their_process(tmp_path: pathlib.Path):
