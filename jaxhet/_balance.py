@@ -285,7 +285,7 @@ def balanced_split(
     most = [total] * num if most is None else most
     _check_split(total, seconds, fixed, most)
     counts = [1] * num
-    # Whoever would finish first takes the next one: no other split has a smaller largest time.
+    # The first to finish gets the next one: no other split has a smaller largest time.
     ends = [(fixed[i] + 2 * seconds[i], i) for i in range(num) if most[i] > 1]
     heapq.heapify(ends)
     for _ in range(total - num):

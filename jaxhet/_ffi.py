@@ -66,8 +66,8 @@ class Engine:
         Args:
           config: The options.
           members: All processes.
-          sockets: To each other one.
-          refused: Transports to each other one that are not to be used, and why.
+          sockets: Sockets to each other process.
+          refused: Transports to each other process that are not to be used, and why.
 
         Raises:
           TransportError: no transport works to some peer; the text has the reason of each.

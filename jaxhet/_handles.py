@@ -84,7 +84,7 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
 
 
 def not_started(tree: Any, axis: str, *, op: Op = "mean", name: str, wire: str = "") -> Handle:
-    """A handle of that tree whose exchange `finish` does as a whole."""
+    """A handle of a tree for which `finish` does the whole exchange."""
     return _handle(tree, axis, op, name, wire, is_started=False)
 
 

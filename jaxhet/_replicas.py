@@ -169,7 +169,7 @@ def sync_replicas(tree: Any) -> Any:
     return check_replicas(tree, on_difference="sync").tree
 
 
-# --- which arrays ---
+# --- choice of arrays ---
 
 
 def _is_replicated(name: str, value: Any) -> bool:

@@ -382,7 +382,7 @@ def required() -> Session:
 
 
 def install(session: Session) -> None:
-    """Makes `session` the process's own."""
+    """Makes `session` the session of this process."""
     _current[:] = [session]
 
 

@@ -51,7 +51,7 @@ class Scheduler:
         return all(environ.get(name) for name in self.variables)
 
     def half(self, environ: Environ) -> str | None:
-        """A sentence for people where some of the variables are set, and others are not."""
+        """A sentence for users if only some of the variables are set."""
         unset = [name for name in self.variables if not environ.get(name)]
         if not unset or len(unset) == len(self.variables):
             return None

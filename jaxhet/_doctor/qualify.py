@@ -170,7 +170,7 @@ class _Job:
         return found
 
     def _environment(self, address: str, allowed: Sequence[str]) -> dict[str, str]:
-        """The environment of this process's part of the job at an address."""
+        """Environment of this process's child in the job at an address."""
         kept = {k: v for k, v in self._environ.items() if k not in _OF_THIS_JOB}
         return {
             **_config.for_new_job(kept),

@@ -69,7 +69,7 @@ def start_coordination_service(
     from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Another job of this user would be given a port that nobody holds, and gRPC lets both listen.
+    # A port that is not held may be given to another job of this user; gRPC lets both listen.
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # gRPC sets it, too
         held.bind((host, 0))

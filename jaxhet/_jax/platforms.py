@@ -48,7 +48,7 @@ def expected_platform() -> str:
 
 
 def has_cpu_backend() -> bool:
-    """Whether JAX will create a CPU backend, be it beside another one."""
+    """Whether JAX will create a CPU backend, alone or beside another one."""
     chosen = _chosen_platforms()
     return not chosen or "cpu" in chosen
 

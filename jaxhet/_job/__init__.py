@@ -1,1 +1,1 @@
-"""Members of a job: the coordinator, what the processes say about themselves, their connections."""
+"""A job: the coordinator, descriptions of the processes, and their connections."""

@@ -19,7 +19,7 @@ def names(islands: Sequence[str]) -> tuple[str, ...]:
 
 
 def sizes(islands: Sequence[str]) -> dict[str, int]:
-    """The sizes in `islands`, in order; nothing where names stand alone.
+    """The sizes in `islands`, in order; empty if names have no sizes.
 
     Raises:
       UsageError: A size is no number above 0, some islands have none, or two have one name.

@@ -136,7 +136,7 @@ class Coordinator:
 
     @property
     def failure(self) -> str:
-        """Why the job was refused, or which process went first without goodbye; or ""."""
+        """Why the job was refused, or which process left first without a goodbye; or ""."""
         with self._lock:
             return str(self._error or next((event["text"] for event in self._events), ""))
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxhet._mesh import make_mesh
 from jaxhet.bench.formulas import Case, num_elements
 
-# Operands repeat after so many elements; powers of two, at which blocks begin, are no multiples.
+# Operands repeat after this number of elements. Blocks begin at powers of two, not at multiples.
 _PERIOD = 7
 
 Block = Callable[[jax.Array], jax.Array]

@@ -143,10 +143,10 @@ def _is_crossing(collective: Collective, job: Job) -> bool:
 
 
 def check(module: hlo.Module, crossing: Sequence[Collective], job: Job) -> None:
-    """Checks that all of them can be decomposed.
+    """Checks that all collectives can be decomposed.
 
     Raises:
-      UsageError: One can't; the text names it, its groups, its source line, and what to do.
+      UsageError: One can't be; the text has its name, groups and source line, and the next step.
     """
     for collective in crossing:
         if problem := _problem(module, collective):

@@ -198,7 +198,7 @@ _Turn = tuple[int, float]
 
 
 def _turn(step: Step, calls: Sequence[Step]) -> _Turn:
-    """When a step may start; of those that may start together, the one that is needed first."""
+    """Sort key of a step: its possible start, then the first use of its result."""
     depth, use = step.key[0], step.use
     if step.is_early and use == math.inf:
         use = depth  # an operand of the equation that the path names, which is a call
