@@ -80,12 +80,48 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
       ...     handle = leave({"w": np.ones((2, 64, 4), np.float32)})  # then other programs
       ...     average = jax.jit(jaxhet.finish)(handle)
     """
-    return _handle(tree, axis, op, name, wire, is_started=True)
+    if op not in ("mean", "sum") or not _WORD.fullmatch(name) or (wire and wire not in CODECS):
+        raise UsageError(
+            f"jaxhet.start: op={op!r}, name={name!r}, wire={wire!r}: op is 'mean' or 'sum', a name"
+            f" has letters, digits and underscores, and codecs are {', '.join(CODECS)}"
+        )
+    leaves, structure = jax.tree.flatten(tree)
+    size = axis_size(axis)
+    check_leading(leaves, size, axis)
+    if wrong := [x for x in leaves if not jnp.issubdtype(jnp.result_type(x), jnp.floating)]:
+        raise UsageError(
+            f"jaxhet.start: a leaf has the dtype {jnp.result_type(wrong[0])}; give floats"
+        )
+
+    def leave(own: list[jax.Array]) -> tuple[tuple[jax.Array, ...], ...]:
+        parts = tuple(_bits(x[0], wire) for x in own)
+        if _is_open(size):
+            parts = tuple(
+                tuple(_in_chain(x, axis, "start", name, first + i) for i, x in enumerate(of_leaf))
+                for of_leaf, first in zip(parts, _numbers(parts), strict=True)
+            )
+        return jax.tree.map(lambda x: x[None], parts)
+
+    parts = over_positions(leave, axis, P(axis))(leaves)
+    kinds = tuple((tuple(jnp.shape(x)[1:]), str(jnp.result_type(x))) for x in leaves)
+    return Handle(jax.tree.unflatten(structure, parts), axis, op, name, wire, kinds, structure)
 
 
-def not_started(tree: Any, axis: str, *, op: Op = "mean", name: str, wire: str = "") -> Handle:
-    """A handle of a tree for which `finish` does the whole exchange."""
-    return _handle(tree, axis, op, name, wire, is_started=False)
+def not_started(tree: Any, axis: str, *, name: str, wire: str = "") -> Handle:
+    """A handle of zeros, with the shapes of one of `start`, which takes its place later.
+
+    Args:
+      tree: The shapes of the arrays.
+      axis: The axis, as in `start`.
+      name: Name of the exchange.
+      wire: Codec of the exchange, or "".
+    """
+    handle = jax.eval_shape(functools.partial(start, axis=axis, name=name, wire=wire), tree)
+
+    def zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
+        return split_over(axis, jnp.zeros(x.shape, x.dtype))
+
+    return dataclasses.replace(handle, parts=jax.tree.map(zeros, handle.parts))
 
 
 def finish(handle: Handle) -> Any:
@@ -117,34 +153,6 @@ def finish(handle: Handle) -> Any:
     parts = tuple(handle.structure.flatten_up_to(handle.parts))
     found = over_positions(arrive, handle.axis, P())(parts)
     return jax.tree.unflatten(handle.structure, found)
-
-
-def _handle(tree: Any, axis: str, op: Op, name: str, wire: str, *, is_started: bool) -> Handle:
-    if op not in ("mean", "sum") or not _WORD.fullmatch(name) or (wire and wire not in CODECS):
-        raise UsageError(
-            f"jaxhet.start: op={op!r}, name={name!r}, wire={wire!r}: op is 'mean' or 'sum', a name"
-            f" has letters, digits and underscores, and codecs are {', '.join(CODECS)}"
-        )
-    leaves, structure = jax.tree.flatten(tree)
-    size = axis_size(axis)
-    check_leading(leaves, size, axis)
-    if wrong := [x for x in leaves if not jnp.issubdtype(jnp.result_type(x), jnp.floating)]:
-        raise UsageError(
-            f"jaxhet.start: a leaf has the dtype {jnp.result_type(wrong[0])}; give floats"
-        )
-
-    def leave(own: list[jax.Array]) -> tuple[tuple[jax.Array, ...], ...]:
-        parts = tuple(_bits(x[0], wire) for x in own)
-        if is_started and _is_open(size):
-            parts = tuple(
-                tuple(_in_chain(x, axis, "start", name, first + i) for i, x in enumerate(of_leaf))
-                for of_leaf, first in zip(parts, _numbers(parts), strict=True)
-            )
-        return jax.tree.map(lambda x: x[None], parts)
-
-    parts = over_positions(leave, axis, P(axis))(leaves)
-    kinds = tuple((tuple(jnp.shape(x)[1:]), str(jnp.result_type(x))) for x in leaves)
-    return Handle(jax.tree.unflatten(structure, parts), axis, op, name, wire, kinds, structure)
 
 
 def _is_open(size: int) -> bool:
@@ -243,6 +251,12 @@ def over_positions(function: Callable[..., Any], axis: str, results: Any) -> Any
         axis_names={axis},
         check_vma=False,
     )
+
+
+def split_over(axis: str, x: jax.Array) -> jax.Array:
+    """x, sharded over the axis along its first dimension; XLA shards the others."""
+    spec = P(axis, *[P.UNCONSTRAINED] * (x.ndim - 1))
+    return lax.with_sharding_constraint(x, spec)
 
 
 def axis_size(axis: str) -> int:

@@ -23,6 +23,7 @@ from jaxhet._handles import (
     not_started,
     of_position,
     over_positions,
+    split_over,
     start,
 )
 from jaxhet._microscaling import decode, encode
@@ -111,7 +112,7 @@ def error_feedback(
         size = axis_size(axis)
 
         def zeros(x: Any) -> jax.Array:
-            return _split(jnp.zeros((size, *jnp.shape(x)), jnp.float32), axis)
+            return split_over(axis, jnp.zeros((size, *jnp.shape(x)), jnp.float32))
 
         return ErrorFeedbackState(tx.init(params), jax.tree.map(zeros, params))
 
@@ -212,11 +213,11 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
         size, in_flight = axis_size(axis), ()
         if delay:
 
-            def zeros(x: jax.Array) -> jax.Array:
-                return _split(jnp.zeros((size, *x.shape), jnp.float32), axis)
+            def distance(x: jax.Array) -> jax.ShapeDtypeStruct:
+                return jax.ShapeDtypeStruct((size, *x.shape), jnp.float32)
 
             in_flight = tuple(
-                not_started(jax.tree.map(zeros, part), axis, name=f"diloco{number}", wire=wire)
+                not_started(jax.tree.map(distance, part), axis, name=f"diloco{number}", wire=wire)
                 for number, part in enumerate(parts)
             )
         states = tuple(outer.init(part) for part in parts)
@@ -346,12 +347,6 @@ def _mean(x: jax.Array, axis: str, wire: str) -> tuple[jax.Array, jax.Array]:
         value = decode(row, wire, x.shape)
         total = total + value if position else value
     return total / size, sent
-
-
-def _split(x: jax.Array, axis: str) -> jax.Array:
-    """x, sharded over the axis along its first dimension; XLA shards the others."""
-    spec = P(axis, *[P.UNCONSTRAINED] * (x.ndim - 1))
-    return lax.with_sharding_constraint(x, spec)
 
 
 def _check_codec(wire: str) -> None:

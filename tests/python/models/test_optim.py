@@ -1,6 +1,8 @@
 """`jaxhet.optim` on four devices of one process, as pairs of two positions."""
 
+import math
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -10,6 +12,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from jaxhet import optim
@@ -152,6 +156,21 @@ def test_state_from_a_checkpoint_goes_on_with_the_same_bits(
     ends = [_run(tx, start[0], start[1], range(4, 8)) for start in pairs]
     for x, y in zip(*map(jax.tree.leaves, ends), strict=True):
         assert jnp.array_equal(x, y)
+
+
+def test_exchange_leaves_arrays_split_over_other_axes() -> None:
+    def put(shape: tuple[int, ...], *spec: str | None) -> Any:
+        split = NamedSharding(jax.sharding.get_mesh(), P(*spec))
+        return {"w": jax.device_put(np.ones(shape, np.float32), split)}
+
+    gradients = put((2, 64, 128), "island", None, "model")
+    tx: Any = optim.error_feedback(SGD, "island", "mxint8")
+    state = jax.jit(tx.init)(put((64, 128), None, "model"))
+    text = str(jax.jit(tx.update).lower(gradients, state).compile().as_text())
+    moved = re.findall(r"= s8\[([\d,]+)\]\S* ([a-z-]+?)(?:-start)?\(", text)
+    found = {math.prod(map(int, shape.split(","))) for shape, op in moved if "permute" in op}
+    assert found == {64 * 128 // 2}
+    assert not [op for _, op in moved if op.startswith("all-")]
 
 
 def test_wrong_arguments_are_told() -> None:
