@@ -7,7 +7,7 @@
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
-#include "xla_plugin/transport/device_channel/proxied_channel.h"
+#include "xla_plugin/transport/device_channel/lane_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
 
 // Exchanges between devices, on the device that every machine has: the host's memory.

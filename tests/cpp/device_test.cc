@@ -72,17 +72,17 @@ TEST(DeviceTest, OwnedIsReleasedOnce) {
 TEST(DeviceTest, HostSaysWhatItHasNot) {
   const auto device = OpenHostDevice();
   const DeviceMemory memory = device->Allocate(100);
-  const AddressRange range = device->sharing().RangeOf(Bytes(memory) + 99);
+  const AddressRange range = device->RangeOf(Bytes(memory) + 99);
   EXPECT_EQ(range.base, memory.get());
   EXPECT_EQ(range.num_bytes, size_t{100});
-  EXPECT_THAT(ThrownText([&] { device->sharing().RangeOf(Bytes(memory) + 100); }),
+  EXPECT_THAT(ThrownText([&] { device->RangeOf(Bytes(memory) + 100); }),
               HasSubstr("no allocation"));
   EXPECT_THAT(
-      ThrownText([&] { device->sharing().ExportIpc(memory.get()); }),
+      ThrownText([&] { device->ExportIpc(memory.get()); }),
       HasSubstr("DeviceError: host memory has no IPC handles; use the transports host or socket"));
-  EXPECT_THAT(ThrownText([&] { device->sharing().ExportDmaBuf(Bytes(memory) + 100, 1); }),
+  EXPECT_THAT(ThrownText([&] { device->ExportDmaBuf(Bytes(memory) + 100, 1); }),
               HasSubstr("no allocation"));
-  EXPECT_EQ(device->sharing().ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});
+  EXPECT_EQ(device->ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});
   EXPECT_THAT(ThrownText([] { HostVendor().open({}, 1); }), HasSubstr("one host device"));
   EXPECT_EQ(device->info().ToString(), "host:0 (this host's memory)");
 }
@@ -131,7 +131,7 @@ TEST(DeviceTest, AllIsReleasedOnce) {
       const Event event = device->CreateEvent();
       const DeviceMemory memory = device->Allocate(5);
       const PinnedMemory pinned = device->AllocatePinned(6);
-      const IpcMemory ipc = device->sharing().OpenIpc(device->sharing().ExportIpc(At(0x7123)));
+      const IpcMemory ipc = device->OpenIpc(device->ExportIpc(At(0x7123)));
     }
     for (const std::string_view release :
          {"HostUnregister(", "StreamDestroy", "EventDestroy", "Free", "IpcCloseMemHandle"}) {
@@ -226,15 +226,15 @@ TEST(DeviceTest, FailureToReleaseIsLogged) {
 TEST(DeviceTest, DmaBufFallsBack) {
   const auto cuda = OpenFake("cuda");
   fake_driver::FailNext("cuMemGetHandleForAddressRange", kGpuInvalidValue);
-  cuda->sharing().ExportDmaBuf(At(0x10000), 4096);
+  cuda->ExportDmaBuf(At(0x10000), 4096);
   EXPECT_EQ(fake_driver::Calls().back(), "cuMemGetHandleForAddressRange(0x10000, 0x1000, 0x1, 0)");
 
   const auto hip = OpenFake("hip");
   fake_driver::FailNext("hipMemGetHandleForAddressRange", kGpuNotSupported);
-  EXPECT_EQ(hip->sharing().ExportDmaBuf(At(0x10001), 1).offset, size_t{0x101});
+  EXPECT_EQ(hip->ExportDmaBuf(At(0x10001), 1).offset, size_t{0x101});
   fake_driver::FailNext("hipMemGetHandleForAddressRange", kGpuNotSupported);
   fake_driver::FailNext("hsa_amd_portable_export_dmabuf", 0x1001);
-  const std::string text = ThrownText([&] { hip->sharing().ExportDmaBuf(At(0x10000), 1); });
+  const std::string text = ThrownText([&] { hip->ExportDmaBuf(At(0x10000), 1); });
   EXPECT_THAT(text, HasSubstr("hsa_amd_portable_export_dmabuf on hip:1"));
   EXPECT_THAT(text, HasSubstr("(801)"));
 }
@@ -261,18 +261,18 @@ TEST(DeviceTest, FailedShareOfCudaLeavesNoAddress) {
   const auto device = OpenFake("cuda");
   for (const std::string call : {"cuMemRetainAllocationHandle", "cuMemExportToShareableHandle"}) {
     fake_driver::FailNext(call, kGpuInvalidValue);
-    EXPECT_THAT(ThrownText([&] { device->sharing().ExportFd(At(0x70)); }), HasSubstr(call));
+    EXPECT_THAT(ThrownText([&] { device->ExportFd(At(0x70)); }), HasSubstr(call));
   }
   for (const std::string call :
        {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     fake_driver::Reset();
     fake_driver::FailNext(call, kGpuInvalidValue);
-    EXPECT_THAT(ThrownText([&] { device->sharing().MapFd(Fd(), 0x2000); }), HasSubstr(call));
+    EXPECT_THAT(ThrownText([&] { device->MapFd(Fd(), 0x2000); }), HasSubstr(call));
     const bool reserved = call == "cuMemMap" || call == "cuMemSetAccess";
     EXPECT_EQ(AllCalls().find("cuMemAddressFree") != std::string::npos, reserved);
   }
   EXPECT_EQ(fake_driver::ContextDepth(), 0);
-  EXPECT_THAT(ThrownText([] { OpenFake("hip")->sharing().ExportFd(At(0x70)); }),
+  EXPECT_THAT(ThrownText([] { OpenFake("hip")->ExportFd(At(0x70)); }),
               HasSubstr("hipMemExportToShareableHandle"));
 }
 

@@ -23,13 +23,12 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/device/channel_setup.h"
 #include "xla_plugin/net/socket/data_socket.h"
-#include "xla_plugin/net/socket/message_socket.h"
 #include "xla_plugin/net/socket/socket.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/device_channel/lane.h"
-#include "xla_plugin/transport/device_channel/proxied_channel.h"
+#include "xla_plugin/transport/device_channel/lane_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
 
 // Offers, answers and messages of channels between devices.
@@ -299,27 +298,6 @@ TEST(FuzzChannelsTest, ProofThatNeverArrivesIsNamed) {
                .seeds = &SetUpSeeds,
                .run = &SetUpByScript});
 
-// --- messages on a channel's own sockets ---
-
-std::vector<std::string> MessageSeeds() {
-  const std::string hello = BytesOf(uint32_t{5}).append("hello");
-  return {hello + hello, BytesOf(uint32_t{0}) + hello, BytesOf(uint32_t{1 << 20}) + hello};
-}
-
-void ReceiveMessages(std::string_view input) {
-  auto [own, peer] = UnixPair();
-  WriteSome(peer, input);
-  peer.Reset();
-  MessageSocket socket(std::move(own));
-  while (const auto message = socket.Receive()) EXPECT_LE(message->size(), input.size());
-}
-
-[[maybe_unused]] const bool added_messages =
-    AddFuzzer({.name = "message_socket",
-               .covers = {"xla_plugin/net/socket/message_socket.cc"},
-               .seeds = &MessageSeeds,
-               .run = &ReceiveMessages});
-
 // --- descriptors left in a mailbox ---
 
 struct LetterInfo {
@@ -501,7 +479,7 @@ void ParseOneChunkInfo(std::string_view input) {
 
 [[maybe_unused]] const bool added_chunk_infos =
     AddFuzzer({.name = "chunk_info",
-               .covers = {"xla_plugin/transport/device_channel/proxied_channel.cc",
+               .covers = {"xla_plugin/transport/device_channel/lane_channel.cc",
                           "xla_plugin/transport/device_channel/verbs_channel.cc"},
                .seeds = &ChunkInfoSeeds,
                .run = &ParseOneChunkInfo});
@@ -522,8 +500,7 @@ TEST(FuzzChannelsTest, ChunkOutOfTurnOrTooLongIsRefused) {
 
 [[maybe_unused]] const bool added_chunks =
     AddFuzzer({.name = "channel_chunks",
-               .covers = {"xla_plugin/transport/device_channel/lane_channel.cc",
-                          "xla_plugin/transport/device_channel/proxied_channel.cc"},
+               .covers = {"xla_plugin/transport/device_channel/lane_channel.cc"},
                .seeds = &ChunkSeeds,
                .run = [](std::string_view input) { CarryChunks(input, Encryption::kOff); }});
 

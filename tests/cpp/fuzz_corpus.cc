@@ -28,7 +28,6 @@ constexpr std::array<Entry, 6> kCorpus = {{
      "000000000000000007000000000000000000000000000000ffffffffffffffff0000000000000000"
      "0110000000000000"},
     // A message of 2^32 - 1 bytes.
-    {"message_socket", "ffffffff00"},
 }};
 
 int Digit(char digit) { return digit <= '9' ? digit - '0' : digit - 'a' + 10; }

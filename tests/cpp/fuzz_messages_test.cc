@@ -60,7 +60,7 @@ void ReadStream(std::string_view input) {
 
 [[maybe_unused]] const bool added_stream = AddFuzzer(
     {.name = "stream",
-     .covers = {"xla_plugin/engine/control/control_channel.cc", "xla_plugin/engine/common/wire.cc",
+     .covers = {"xla_plugin/net/socket/control_channel.cc", "xla_plugin/engine/common/wire.cc",
                 "xla_plugin/engine/common/wire.h", "xla_plugin/base/take.h"},
      .seeds = &StreamSeeds,
      .run = &ReadStream});

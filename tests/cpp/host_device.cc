@@ -233,45 +233,6 @@ auto Find(const void* address) -> decltype(Allocations::by_base)::const_iterator
   Throw(ErrorCode::kDevice, "host: no allocation of this device holds ", address);
 }
 
-class HostSharing final : public MemorySharing {
- public:
-  void CloseIpc(void* /*memory*/) noexcept override {}
-  void Unmap(AddressRange memory) noexcept override {
-    const std::lock_guard lock(mappings.mutex);
-    mappings.by_base.erase(static_cast<std::byte*>(memory.base));
-    munmap(memory.base, memory.num_bytes);
-  }
-
-  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
-  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
-  Fd ExportFd(const void* address) override { return ExportDmaBuf(address, 0).fd; }
-  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
-    struct stat status{};
-    if (fstat(fd.get(), &status) != 0) ThrowErrno("fstat");
-    if (num_bytes == 0 || std::cmp_less(status.st_size, num_bytes)) {
-      Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
-            num_bytes);
-    }
-    void* const base = Map(fd, num_bytes);
-    const std::lock_guard lock(mappings.mutex);
-    mappings.by_base[static_cast<std::byte*>(base)] = num_bytes;
-    return {*this, {.base = base, .num_bytes = num_bytes}};
-  }
-  AddressRange RangeOf(const void* address) override {
-    const std::lock_guard lock(AllAllocations().mutex);
-    const auto& [base, allocation] = *Find(address);
-    return {.base = base, .num_bytes = allocation.num_bytes};
-  }
-  DmaBuf ExportDmaBuf(const void* address, size_t /*num_bytes*/) override {
-    const std::lock_guard lock(AllAllocations().mutex);
-    const auto& [base, allocation] = *Find(address);
-    Fd file(fcntl(allocation.file.get(), F_DUPFD_CLOEXEC, 0));
-    if (!file) ThrowErrno("fcntl(F_DUPFD_CLOEXEC)");
-    return {.fd = std::move(file),
-            .offset = static_cast<size_t>(static_cast<const std::byte*>(address) - base)};
-  }
-};
-
 thread_local uint64_t num_calls = 0;
 
 class HostDevice final : public Device {
@@ -298,6 +259,12 @@ class HostDevice final : public Device {
     ::operator delete(host, kAlignment);
   }
   void Unregister(void* /*host*/) noexcept override { ++num_calls; }
+  void CloseIpc(void* /*memory*/) noexcept override {}
+  void Unmap(AddressRange memory) noexcept override {
+    const std::lock_guard lock(mappings.mutex);
+    mappings.by_base.erase(static_cast<std::byte*>(memory.base));
+    munmap(memory.base, memory.num_bytes);
+  }
 
   Stream CreateStream(StreamPriority /*priority*/) override {
     ++num_calls;
@@ -388,13 +355,37 @@ class HostDevice final : public Device {
     cache.Empty();
   }
 
-  MemorySharing& sharing() override {
+  IpcHandleInfo ExportIpc(void* /*address*/) override { ThrowNoIpc(); }
+  IpcMemory OpenIpc(const IpcHandleInfo& /*handle*/) override { ThrowNoIpc(); }
+  Fd ExportFd(const void* address) override { return ExportDmaBuf(address, 0).fd; }
+  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
     ++num_calls;
-    return sharing_;
+    struct stat status{};
+    if (fstat(fd.get(), &status) != 0) ThrowErrno("fstat");
+    if (num_bytes == 0 || std::cmp_less(status.st_size, num_bytes)) {
+      Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
+            num_bytes);
+    }
+    void* const base = Map(fd, num_bytes);
+    const std::lock_guard lock(mappings.mutex);
+    mappings.by_base[static_cast<std::byte*>(base)] = num_bytes;
+    return {*this, {.base = base, .num_bytes = num_bytes}};
   }
-
- private:
-  HostSharing sharing_;
+  AddressRange RangeOf(const void* address) override {
+    ++num_calls;
+    const std::lock_guard lock(AllAllocations().mutex);
+    const auto& [base, allocation] = *Find(address);
+    return {.base = base, .num_bytes = allocation.num_bytes};
+  }
+  DmaBuf ExportDmaBuf(const void* address, size_t /*num_bytes*/) override {
+    ++num_calls;
+    const std::lock_guard lock(AllAllocations().mutex);
+    const auto& [base, allocation] = *Find(address);
+    Fd file(fcntl(allocation.file.get(), F_DUPFD_CLOEXEC, 0));
+    if (!file) ThrowErrno("fcntl(F_DUPFD_CLOEXEC)");
+    return {.fd = std::move(file),
+            .offset = static_cast<size_t>(static_cast<const std::byte*>(address) - base)};
+  }
 };
 
 std::vector<DeviceInfo> List(Vendor::Libraries /*libraries*/) { return {HostInfo()}; }

@@ -175,6 +175,16 @@ void SimulatedDevice::Values(StreamHandle stream, std::span<const StreamValue> v
 bool SimulatedDevice::IsIdle(StreamHandle stream) { return simulation_.IsIdle(StreamOf(stream)); }
 
 void SimulatedDevice::Synchronize(StreamHandle /*stream*/) { simulation_.Run(); }
-MemorySharing& SimulatedDevice::sharing() { ThrowUnused("sharing"); }
+
+IpcHandleInfo SimulatedDevice::ExportIpc(void* /*address*/) { ThrowUnused("ExportIpc"); }
+IpcMemory SimulatedDevice::OpenIpc(const IpcHandleInfo& /*handle*/) { ThrowUnused("OpenIpc"); }
+Fd SimulatedDevice::ExportFd(const void* /*address*/) { ThrowUnused("ExportFd"); }
+MappedMemory SimulatedDevice::MapFd(const Fd& /*fd*/, size_t /*num_bytes*/) {
+  ThrowUnused("MapFd");
+}
+AddressRange SimulatedDevice::RangeOf(const void* /*address*/) { ThrowUnused("RangeOf"); }
+DmaBuf SimulatedDevice::ExportDmaBuf(const void* /*address*/, size_t /*num_bytes*/) {
+  ThrowUnused("ExportDmaBuf");
+}
 
 }  // namespace jaxhet::testing

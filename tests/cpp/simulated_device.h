@@ -73,7 +73,14 @@ class SimulatedDevice final : public Device {
   bool IsIdle(StreamHandle stream) override;
   void Synchronize(StreamHandle stream) override;
 
-  MemorySharing& sharing() override;
+  void CloseIpc(void* /*memory*/) noexcept override {}
+  void Unmap(AddressRange /*memory*/) noexcept override {}
+  IpcHandleInfo ExportIpc(void* address) override;
+  IpcMemory OpenIpc(const IpcHandleInfo& handle) override;
+  Fd ExportFd(const void* address) override;
+  MappedMemory MapFd(const Fd& fd, size_t num_bytes) override;
+  AddressRange RangeOf(const void* address) override;
+  DmaBuf ExportDmaBuf(const void* address, size_t num_bytes) override;
 
  private:
   void Add(StreamHandle stream, std::vector<Simulation::Work> work);

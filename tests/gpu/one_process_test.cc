@@ -154,7 +154,7 @@ void TestRange(const Setup& setup) {
   constexpr size_t kNumBytes = 3 << 20;
   const auto device = setup.Open();
   const DeviceMemory memory = device->Allocate(kNumBytes);
-  const AddressRange range = device->sharing().RangeOf(Bytes(memory.get()) + 12345);
+  const AddressRange range = device->RangeOf(Bytes(memory.get()) + 12345);
   Expect(range.base == memory.get() && range.num_bytes >= kNumBytes, "the range");
 }
 
@@ -163,9 +163,9 @@ void TestDmaBuf(const Setup& setup) {
   if (!device->info().dma_buf) throw Skip("the driver says that it exports no dma-buf");
   constexpr size_t kNumBytes = 4 << 20;
   const DeviceMemory memory = device->Allocate(kNumBytes);
-  const DmaBuf whole = device->sharing().ExportDmaBuf(memory.get(), kNumBytes);
+  const DmaBuf whole = device->ExportDmaBuf(memory.get(), kNumBytes);
   Expect(fcntl(whole.fd.get(), F_GETFD) >= 0 && whole.offset == 0, "the whole allocation");
-  const DmaBuf part = device->sharing().ExportDmaBuf(Bytes(memory.get()) + 4097, 100);
+  const DmaBuf part = device->ExportDmaBuf(Bytes(memory.get()) + 4097, 100);
   Expect(fcntl(part.fd.get(), F_GETFD) >= 0 && part.offset == 1, "a part");
   std::printf("  size of the dma-buf: %ld\n",
               static_cast<long>(lseek(whole.fd.get(), 0, SEEK_END)));
@@ -175,14 +175,13 @@ void TestErrors(const Setup& setup) {
   const auto device = setup.Open();
   void* const bad = reinterpret_cast<void*>(uintptr_t{0x10000});
   const std::string who = StrCat(" on ", device->info().ToString(), " failed: ");
-  ExpectWords([&] { device->sharing().RangeOf(bad); }, who);
-  ExpectWords([&] { device->sharing().RangeOf(bad); },
-              "Is the address or handle one of this device");
-  ExpectWords([&] { device->sharing().ExportDmaBuf(bad, 1); }, who);
+  ExpectWords([&] { device->RangeOf(bad); }, who);
+  ExpectWords([&] { device->RangeOf(bad); }, "Is the address or handle one of this device");
+  ExpectWords([&] { device->ExportDmaBuf(bad, 1); }, who);
   ExpectWords([&] { device->Allocate(size_t{1} << 50); }, "XLA_PYTHON_CLIENT_MEM_FRACTION");
   ExpectWords([&] { setup.Open(99); }, "(101)");
   const DeviceMemory memory = device->Allocate(100);
-  ExpectWords([&] { device->sharing().OpenIpc(device->sharing().ExportIpc(memory.get())); }, who);
+  ExpectWords([&] { device->OpenIpc(device->ExportIpc(memory.get())); }, who);
   // Nothing of this stays behind.
   const Stream stream = device->CreateStream(StreamPriority::kNormal);
   device->Synchronize(stream.get());

@@ -125,8 +125,7 @@ void TestIpc(const Setup& setup) {
   const DeviceMemory memory = device->Allocate(kIpcBytes);
   const PinnedMemory host = device->AllocatePinned(kIpcBytes);
   Fill(host.get(), kIpcBytes, 1);
-  page->handle =
-      device->sharing().ExportIpc(Bytes(memory.get()) + 1);  // any address of the allocation
+  page->handle = device->ExportIpc(Bytes(memory.get()) + 1);  // any address of the allocation
   device->Copy(stream.get(), memory.get(), host.get(), kIpcBytes);
   device->WriteValue(stream.get(), device->DeviceAddress(&page->ping), 1);
   device->WaitValue(stream.get(), device->DeviceAddress(&page->pong), 1);
@@ -146,7 +145,7 @@ void PeerOfIpc(const Setup& setup) {
   const PinnedMemory host = device->AllocatePinned(kIpcBytes);
   device->WaitValue(stream.get(), device->DeviceAddress(&page->ping), 1);
   device->Synchronize(stream.get());
-  const IpcMemory memory = device->sharing().OpenIpc(page->handle);
+  const IpcMemory memory = device->OpenIpc(page->handle);
   device->Copy(stream.get(), host.get(), memory.get(), kIpcBytes);
   device->Synchronize(stream.get());
   Expect(IsFilled(host.get(), kIpcBytes, 1), "what the first process wrote");

@@ -75,56 +75,27 @@ struct DmaBuf {
 
 // Owner of a device's object, which it releases when it is destroyed; the device must outlive it.
 // The program makes sure that nothing on a stream uses it any more.
-template <typename Origin, typename Handle, void (Origin::*kRelease)(Handle) noexcept>
+template <typename Handle, void (Device::*kRelease)(Handle) noexcept>
 class Owned {
  public:
   Owned() = default;
-  Owned(Origin& origin, Handle handle) : origin_(&origin), handle_(handle) {}
+  Owned(Device& device, Handle handle) : device_(&device), handle_(handle) {}
   Owned(Owned&& other) noexcept
-      : origin_(std::exchange(other.origin_, nullptr)), handle_(other.handle_) {}
+      : device_(std::exchange(other.device_, nullptr)), handle_(other.handle_) {}
   Owned& operator=(Owned&& other) noexcept {
-    std::swap(origin_, other.origin_);
+    std::swap(device_, other.device_);
     std::swap(handle_, other.handle_);
     return *this;
   }
   ~Owned() {
-    if (origin_ != nullptr) (origin_->*kRelease)(handle_);
+    if (device_ != nullptr) (device_->*kRelease)(handle_);
   }
 
   Handle get() const { return handle_; }
 
  private:
-  Origin* origin_ = nullptr;
+  Device* device_ = nullptr;
   Handle handle_{};
-};
-
-// Memory of a device that other processes and NICs use. Part of a Device, whose rules hold here
-// too.
-class MemorySharing {
- public:
-  MemorySharing() = default;
-  virtual ~MemorySharing() = default;
-  MemorySharing(const MemorySharing&) = delete;
-  MemorySharing& operator=(const MemorySharing&) = delete;
-
-  // Releases. Only Owned calls these; they log failures.
-  virtual void CloseIpc(void* memory) noexcept = 0;
-  virtual void Unmap(AddressRange memory) noexcept = 0;
-
-  using IpcMemory = Owned<MemorySharing, void*, &MemorySharing::CloseIpc>;
-  using MappedMemory = Owned<MemorySharing, AddressRange, &MemorySharing::Unmap>;
-
-  // Handle of the allocation that holds `address`. Only for memory of Device::Allocate(): XLA's
-  // memory is from another interface of the driver.
-  virtual IpcHandleInfo ExportIpc(void* address) = 0;
-  // In another process than the one that exported: the base of that allocation.
-  virtual IpcMemory OpenIpc(const IpcHandleInfo& handle) = 0;
-  // The same for memory that has no IPC handle, but was made to be shared, as XLA's arena on CUDA.
-  virtual Fd ExportFd(const void* address) = 0;
-  virtual MappedMemory MapFd(const Fd& fd, size_t num_bytes) = 0;
-  virtual AddressRange RangeOf(const void* address) = 0;
-  // For an RDMA NIC. Fails on ranges that don't fill whole pages of an allocation.
-  virtual DmaBuf ExportDmaBuf(const void* address, size_t num_bytes) = 0;
 };
 
 // One device of a vendor. Any thread may call it at any time; what a thread has current of the
@@ -146,12 +117,16 @@ class Device {
   virtual void Free(void* memory) noexcept = 0;
   virtual void FreePinned(void* host) noexcept = 0;
   virtual void Unregister(void* host) noexcept = 0;
+  virtual void CloseIpc(void* memory) noexcept = 0;
+  virtual void Unmap(AddressRange memory) noexcept = 0;
 
-  using Stream = Owned<Device, StreamHandle, &Device::DestroyStream>;
-  using Event = Owned<Device, EventHandle, &Device::DestroyEvent>;
-  using Memory = Owned<Device, void*, &Device::Free>;
-  using PinnedMemory = Owned<Device, void*, &Device::FreePinned>;
-  using Registration = Owned<Device, void*, &Device::Unregister>;
+  using Stream = Owned<StreamHandle, &Device::DestroyStream>;
+  using Event = Owned<EventHandle, &Device::DestroyEvent>;
+  using Memory = Owned<void*, &Device::Free>;
+  using PinnedMemory = Owned<void*, &Device::FreePinned>;
+  using Registration = Owned<void*, &Device::Unregister>;
+  using IpcMemory = Owned<void*, &Device::CloseIpc>;
+  using MappedMemory = Owned<AddressRange, &Device::Unmap>;
 
   // The stream and the default stream do not wait for each other.
   virtual Stream CreateStream(StreamPriority priority) = 0;
@@ -185,8 +160,19 @@ class Device {
   // Blocks the calling thread, without a deadline.
   virtual void Synchronize(StreamHandle stream) = 0;
 
-  // Lives as long as the device.
-  virtual MemorySharing& sharing() = 0;
+  // Memory that other processes and NICs use.
+  //
+  // Handle of the allocation that holds `address`. Only for memory of Allocate(): XLA's memory is
+  // from another interface of the driver.
+  virtual IpcHandleInfo ExportIpc(void* address) = 0;
+  // In another process than the one that exported: the base of that allocation.
+  virtual IpcMemory OpenIpc(const IpcHandleInfo& handle) = 0;
+  // The same for memory that has no IPC handle, but was made to be shared, as XLA's arena on CUDA.
+  virtual Fd ExportFd(const void* address) = 0;
+  virtual MappedMemory MapFd(const Fd& fd, size_t num_bytes) = 0;
+  virtual AddressRange RangeOf(const void* address) = 0;
+  // For an RDMA NIC. Fails on ranges that don't fill whole pages of an allocation.
+  virtual DmaBuf ExportDmaBuf(const void* address, size_t num_bytes) = 0;
 
  protected:
   explicit Device(DeviceInfo info) : info_(std::move(info)) {}
@@ -200,8 +186,8 @@ using Event = Device::Event;
 using DeviceMemory = Device::Memory;
 using PinnedMemory = Device::PinnedMemory;
 using Registration = Device::Registration;
-using IpcMemory = MemorySharing::IpcMemory;
-using MappedMemory = MemorySharing::MappedMemory;
+using IpcMemory = Device::IpcMemory;
+using MappedMemory = Device::MappedMemory;
 
 // A kind of device. Both functions load the first of `libraries` and throw DeviceError with the
 // reason if that, or its driver, can't be used here.

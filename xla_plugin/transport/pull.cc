@@ -29,6 +29,17 @@ IoList ParseSegments(std::string_view text, size_t num_bytes) {
   return source;
 }
 
+class LocalConnection final : public PullConnection {
+ public:
+  using PullConnection::PullConnection;
+
+ private:
+  size_t Copy(std::span<const iovec> to, std::span<const iovec> from) override {
+    return CopyEntries(to, from);
+  }
+  bool SourceIsAlive() override { return true; }
+};
+
 }  // namespace
 
 std::string PullConnection::Announce(const Transfer& transfer) {
@@ -69,6 +80,10 @@ void PullConnection::OnMessage(std::span<const std::byte> message) {
   std::memcpy(&ticket, message.data(), sizeof ticket);
   Transfer& transfer = host_.Find(ticket);
   host_.Sent(transfer, transfer.send.num_bytes() - transfer.sent);
+}
+
+std::unique_ptr<Connection> OpenLocal(ConnectionHost& host) {
+  return std::make_unique<LocalConnection>(host);
 }
 
 }  // namespace jaxhet

@@ -2,6 +2,7 @@
 #define XLA_PLUGIN_TRANSPORT_PULL_H_
 
 #include <deque>
+#include <memory>
 
 #include "xla_plugin/transport/transport.h"
 
@@ -36,6 +37,9 @@ class PullConnection : public Connection {
   ConnectionHost& host_;
   std::deque<Pull> pulls_;
 };
+
+// Between the ranks of one process (a rank and itself included): plain memory copies.
+std::unique_ptr<Connection> OpenLocal(ConnectionHost& host);
 
 }  // namespace jaxhet
 

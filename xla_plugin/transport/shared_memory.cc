@@ -78,15 +78,4 @@ bool SharedPage::HasFailed() const {
   return failed().load(std::memory_order_seq_cst) != 0;
 }
 
-std::string ToOffer(const SharedMemoryInfo& info) {
-  return {reinterpret_cast<const char*>(&info), sizeof info};
-}
-
-SharedMemoryInfo ParseSharedMemoryInfo(std::string_view offer) {
-  SharedMemoryInfo info{};
-  if (offer.size() != sizeof info) Throw(ErrorCode::kTransport, "the peer's offer is cut");
-  std::memcpy(&info, offer.data(), sizeof info);
-  return info;
-}
-
 }  // namespace jaxhet

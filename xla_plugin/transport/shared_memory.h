@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <string_view>
 
 #include "xla_plugin/base/fd.h"
 
@@ -74,10 +72,6 @@ class SharedPage {
 
   SharedMemory memory_;
 };
-
-// SharedMemoryInfo as it travels in an offer; parsing throws TransportError.
-std::string ToOffer(const SharedMemoryInfo& info);
-SharedMemoryInfo ParseSharedMemoryInfo(std::string_view offer);
 
 }  // namespace jaxhet
 

@@ -1,7 +1,6 @@
 #ifndef XLA_PLUGIN_ENGINE_COMMON_WIRE_H_
 #define XLA_PLUGIN_ENGINE_COMMON_WIRE_H_
 
-#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -10,36 +9,13 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
+#include "xla_plugin/net/socket/control_channel.h"
 
-// Messages on a control connection: a MessageInfo, then a body that starts with the type's own
-// structure. Fixed width, little-endian; kMessageMagic names the version.
+// The structures that bodies of messages on a control connection start with.
 namespace jaxhet {
 
-static_assert(std::endian::native == std::endian::little);
-
-inline constexpr uint32_t kMessageMagic = 0x3348'584a;  // "JXH3"
-inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 20;
 // A longer listing of a program is not sent: it only makes errors clearer.
 inline constexpr uint64_t kMaxProgramBytes = uint64_t{8} << 20;
-
-enum class MessageType : uint32_t {
-  kHello,  // HelloInfo, then a table of strings: (transport, "ok" or "refused", offer or reason)
-  kHelloReply,  // the same table, in answer to the peer's hello; the offers are empty
-  kPlan,        // PlanInfo, the plan's text, then its program; before the first start of that plan
-  kStart,       // StartInfo, then the bytes themselves (eager) or the transport's announcement
-  kTransport,   // for the peer's Connection::OnMessage
-  kHeartbeat,   // nothing
-  kFail,        // FailInfo, then the text
-  kGoodbye,     // nothing; no start follows
-  kDeviceChannel,  // the structure and the table of strings of channel_setup.cc
-};
-inline constexpr MessageType kLastMessageType = MessageType::kDeviceChannel;
-
-struct MessageInfo {
-  uint32_t magic;
-  MessageType type;
-  uint64_t body_bytes;
-};
 
 struct HelloInfo {
   int64_t process;

@@ -11,7 +11,7 @@
 #include "xla_plugin/engine/common/exchange.h"
 #include "xla_plugin/engine/common/plans.h"
 #include "xla_plugin/engine/common/wire.h"
-#include "xla_plugin/engine/control/control_channel.h"
+#include "xla_plugin/net/socket/control_channel.h"
 #include "xla_plugin/transport/transport.h"
 
 namespace jaxhet {

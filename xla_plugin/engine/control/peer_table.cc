@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "xla_plugin/transport/local/local.h"
+#include "xla_plugin/transport/pull.h"
 
 namespace jaxhet {
 

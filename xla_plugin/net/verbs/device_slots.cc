@@ -33,7 +33,7 @@ DeviceSlots::DeviceSlots(Device& device, NicList nics, const Options& options, s
     device_address_ = device_memory_.get();
     bytes_ = {static_cast<std::byte*>(device_address_), num_bytes};
     for (const auto& nic : nics) loopbacks_.emplace_back(nic, options);
-    const DmaBuf dma_buf = device.sharing().ExportDmaBuf(bytes_.data(), num_bytes);
+    const DmaBuf dma_buf = device.ExportDmaBuf(bytes_.data(), num_bytes);
     region_ = std::make_unique<NicMemory>(nics, bytes_, dma_buf, kAccess);
     Prove();
   } catch (const Error& error) {

@@ -25,16 +25,22 @@ void Lane::Accept(std::string_view offer) {
 
 std::vector<Pollable*> Lane::Pollables() {
   std::vector<Pollable*> pollables = connection_->Pollables();
-  if (messages_) pollables.push_back(&messages_->socket());
+  if (messages_) pollables.push_back(messages_->socket());
   return pollables;
 }
 
 void Lane::TakeMessages() {
   if (!messages_ || !lost_.empty()) return;
   try {
-    while (const auto message = messages_->Receive()) {
-      connection_->OnMessage(std::as_bytes(std::span(*message)));
+    messages_->Flush();
+    while (const auto message = messages_->Next()) {
+      if (message->type != MessageType::kTransport) {
+        Throw(ErrorCode::kTransport, "the peer sent another message than the lane's");
+      }
+      connection_->OnMessage(std::as_bytes(std::span(message->body)));
     }
+    const std::string& failure = messages_->socket()->send_failure();
+    if (!failure.empty()) lost_ = StrCat("a lane's connection for messages: ", failure);
   } catch (const Error& error) {
     lost_ = error.text();
   }

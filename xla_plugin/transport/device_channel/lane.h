@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "xla_plugin/net/connection.h"
-#include "xla_plugin/net/socket/message_socket.h"
+#include "xla_plugin/net/socket/control_channel.h"
 #include "xla_plugin/transport/device_channel/proxy.h"
 
 namespace jaxhet {
@@ -64,7 +64,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
  private:
   void TakeMessages();
   void Send(std::span<const iovec> message) override {
-    if (messages_) messages_->Send(message);
+    if (messages_) messages_->Send(MessageType::kTransport, message);
   }
   void Log(std::string_view what) override {
     ++num_path_failures_;
@@ -77,7 +77,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
   void Received(Transfer& transfer, size_t num_bytes) override;
 
   const LogFunction log_;
-  std::optional<MessageSocket> messages_;  // none: the ends send each other none
+  std::optional<ControlChannel> messages_;  // none: the ends send each other none
   std::unique_ptr<Connection> connection_;
   std::mutex mutex_;
   bool is_over_ = false;           // under mutex_, like the rest

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <cstring>
+#include <new>
 #include <utility>
 
-#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/device_channel/channel_arena.h"
 
 namespace jaxhet {
 namespace {
@@ -18,7 +19,7 @@ constexpr size_t kThreadsOfLane = 2;
 
 // An end of a channel, for its lanes: each carries the chunks of some slots.
 struct LaneEnd {
-  ProxiedChannel& channel;
+  LaneChannel& channel;
   std::byte* slots;  // for the host
 
   std::byte* slot(uint64_t chunk) const { return slots + SlotOf(chunk) * channel.slot_bytes(); }
@@ -143,15 +144,59 @@ class Receiver final : public Lane::Direction {
 
 }  // namespace
 
+DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
+                                     uint64_t chunk, size_t slot_bytes) {
+  DeviceChunkInfo info{};
+  std::memcpy(&info, bytes.data(), bytes.size());
+  if (info.chunk != chunk) {
+    Throw(ErrorCode::kTransport, "the peer sent chunk ", info.chunk, " in the place of chunk ",
+          chunk);
+  }
+  if (info.num_bytes > std::min<uint64_t>(slot_bytes, info.exchange_bytes)) {
+    Throw(ErrorCode::kTransport, "the peer sent a chunk of ", info.num_bytes,
+          " bytes; its slot holds ", slot_bytes, ", its exchange ", info.exchange_bytes);
+  }
+  return info;
+}
+
+std::optional<DeviceChunkInfo> ChunkCounter::Next() const {
+  if (log_.last() < exchange_) return std::nullopt;
+  const std::optional<Launch> launch = log_.Find(exchange_);
+  if (!launch) Throw(ErrorCode::kTransport, "exchange ", exchange_, " was overwritten");
+  const size_t chunk_bytes = ChunkBytes(launch->num_bytes, slot_bytes_);
+  return DeviceChunkInfo{
+      .exchange = exchange_,
+      .plan = launch->plan,
+      .index = launch->index,
+      .exchange_bytes = launch->num_bytes,
+      .chunk = chunk_,
+      .num_bytes = std::min<uint64_t>(chunk_bytes, launch->num_bytes - done_bytes_)};
+}
+
+void ChunkCounter::Advance(const DeviceChunkInfo& chunk) {
+  ++chunk_;
+  done_bytes_ += chunk.num_bytes;
+  if (done_bytes_ < chunk.exchange_bytes) return;
+  done_bytes_ = 0;
+  ++exchange_;
+}
+
 LaneChannel::LaneChannel(const ChannelSetup& setup, End end,
                          std::vector<std::shared_ptr<Lane>> lanes)
-    : ProxiedChannel(setup.device, setup.piece, lanes.size()),
-      end_(end),
-      lanes_(std::move(lanes)) {}
+    : end_(end), passed_(lanes.size()), lanes_(std::move(lanes)) {
+  if (setup.piece == nullptr) words_memory_ = setup.device.AllocatePinned(sizeof(ChannelWords));
+  auto* const words =
+      new (setup.piece == nullptr ? words_memory_.get() : setup.piece->words) ChannelWords{};
+  words->intact.value = kOpen;
+  SetWords(
+      *words,
+      setup.piece == nullptr ? setup.device.DeviceAddress(words) : setup.piece->words_on_device,
+      LaunchLog(*source_launches_), LaunchLog(*target_launches_));
+}
 
 void LaneChannel::SetSlots(std::byte* slots, void* device_address, size_t slot_bytes) {
   slots_ = slots;
-  ProxiedChannel::SetSlots(device_address, slot_bytes);
+  DeviceChannel::SetSlots(device_address, slot_bytes);
   launched_ = std::make_unique<ChunkCounter>(source_log(), slot_bytes);
 }
 
@@ -188,6 +233,30 @@ void LaneChannel::Launched() {
 void LaneChannel::Cut() {
   if (directions_.empty()) return;  // not settled: other channels may use the lanes
   for (const auto& lane : lanes_) lane->Stop();
+}
+
+std::optional<uint64_t> LaneChannel::Passed() const {
+  return *std::ranges::min_element(passed_, {}, [](const auto& passed) { return passed.load(); });
+}
+
+std::string LaneChannel::Failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void LaneChannel::Fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = error.text();
+}
+
+bool LaneChannel::IsAgreed(const DeviceChunkInfo& info) {
+  const Launch launch{.plan = info.plan, .index = info.index, .num_bytes = info.exchange_bytes};
+  {
+    const std::lock_guard lock(publishing_);
+    if (source_log().Find(info.exchange) != launch) source_log().Publish(info.exchange, launch);
+  }
+  const std::optional<Launch> own = target_log().Find(info.exchange);
+  return !own || *own == launch;
 }
 
 }  // namespace jaxhet

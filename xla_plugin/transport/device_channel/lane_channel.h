@@ -1,23 +1,92 @@
 #ifndef XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_CHANNEL_H_
 #define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_CHANNEL_H_
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/lane.h"
-#include "xla_plugin/transport/device_channel/proxied_channel.h"
 
 namespace jaxhet {
 
-// An end of a proxied channel whose chunks lanes carry, in turns, from the source's slots to the
-// target's.
-class LaneChannel : public ProxiedChannel {
+// Header of a chunk, sent before or with its bytes.
+struct DeviceChunkInfo {
+  uint64_t exchange;  // number on the channel
+  int64_t plan;
+  int64_t index;
+  uint64_t exchange_bytes;
+  uint64_t chunk;  // number on the channel
+  uint64_t num_bytes;
+};
+
+// Reads the description of chunk `chunk` that a peer has sent. Throws if it describes another chunk
+// or more bytes than the chunk's slot or its exchange can hold.
+DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
+                                     uint64_t chunk, size_t slot_bytes);
+
+// The chunks of a channel's source, in their order: those of each exchange as it is launched.
+class ChunkCounter {
  public:
+  ChunkCounter(LaunchLog log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
+
+  // Number of the next chunk's exchange, which may not be launched yet.
+  uint64_t exchange() const { return exchange_; }
+  // Where that chunk begins in it.
+  uint64_t offset() const { return done_bytes_; }
+  // None if that is not launched. Throws if the log has lost it.
+  std::optional<DeviceChunkInfo> Next() const;
+  // The chunk, which was the next one, is done with.
+  void Advance(const DeviceChunkInfo& chunk);
+
+ private:
+  LaunchLog log_;
+  size_t slot_bytes_;
+  uint64_t exchange_ = 1;
+  uint64_t chunk_ = 0;
+  uint64_t done_bytes_ = 0;  // bytes of the exchange before the next chunk
+};
+
+// Whether the device has written the value, or a later one.
+inline bool Has(DeviceWord& word, uint32_t value) {
+  return word.host().load(std::memory_order_acquire) >= value;
+}
+// A device that sees the value also sees everything written before.
+inline void Set(DeviceWord& word, uint32_t value) {
+  word.host().store(value, std::memory_order_release);
+}
+
+// Entries of a log. Fewer than those of a shared one, since a rank may have thousands of such
+// channels: the host is seldom so far ahead of its device.
+inline constexpr uint64_t kProxiedLaunches = 512;
+
+// A channel of which each end has words and slots of its own, in pinned host memory but for slots
+// that a NIC can reach in a device's. Lanes carry the chunks, in turns, and set the words.
+class LaneChannel : public DeviceChannel {
+ public:
+  bool is_shared() const override { return false; }
+  std::optional<uint64_t> Passed() const override;
+  std::string Failure() const override;
   uint64_t num_path_failures() const override;
   void Settle(Proxy& proxy) override;
   void Launched() override;
   void Cut() override;
+
+  // By lanes, each with a number.
+  // By the source: the lane has come to this exchange, and needs no earlier entry of the log.
+  void ComeTo(size_t lane, uint64_t exchange) { passed_[lane] = exchange - 1; }
+  // By the target: says for the source what it has launched; false if the target has launched
+  // something else.
+  bool IsAgreed(const DeviceChunkInfo& info);
+  // Nothing moves any more; the first failure is kept.
+  void Fail(const Error& error);
 
  protected:
   enum class End { kSource, kTarget };
@@ -28,7 +97,16 @@ class LaneChannel : public ProxiedChannel {
   const std::vector<std::shared_ptr<Lane>>& lanes() const { return lanes_; }
 
  private:
+  using Launches = LaunchMemory<kProxiedLaunches>;
+
   const End end_;
+  PinnedMemory words_memory_;  // null: in a piece
+  std::unique_ptr<Launches> source_launches_ = std::make_unique<Launches>();
+  std::unique_ptr<Launches> target_launches_ = std::make_unique<Launches>();
+  std::vector<std::atomic<uint64_t>> passed_;  // by lane
+  std::mutex publishing_;
+  mutable std::mutex mutex_;
+  std::string failure_;  // under mutex_
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::byte* slots_ = nullptr;
   std::vector<std::unique_ptr<Lane::Direction>> directions_;  // one for each lane, once settled

@@ -26,12 +26,12 @@ OwnOperandMemory::OwnOperandMemory(Device& device, std::span<std::byte> within, 
   std::string why_not;
   try {
     if (!within.empty()) {
-      const AddressRange range = device.sharing().RangeOf(within.data());
+      const AddressRange range = device.RangeOf(within.data());
       try {  // only the driver knows how the memory was allocated
-        info.handle = device.sharing().ExportIpc(within.data());
+        info.handle = device.ExportIpc(within.data());
         info.by_handle = 1;
       } catch (const Error&) {
-        LeaveFd(mailbox, device.sharing().ExportFd(within.data()));
+        LeaveFd(mailbox, device.ExportFd(within.data()));
       }
       range_ = range;
       proof_address_ = within.data();
@@ -62,10 +62,10 @@ void PeerOperandMemory::Open(Device& device, std::string_view answer) {
     Throw(ErrorCode::kTransport, "the peer's answer is damaged");
   }
   if (info.by_handle != 0) {
-    by_handle_ = device.sharing().OpenIpc(info.handle);
+    by_handle_ = device.OpenIpc(info.handle);
     base_ = static_cast<const std::byte*>(by_handle_.get());
   } else {
-    by_fd_ = device.sharing().MapFd(mailbox_.Take(), info.num_bytes);
+    by_fd_ = device.MapFd(mailbox_.Take(), info.num_bytes);
     base_ = static_cast<const std::byte*>(by_fd_.get().base);
   }
   num_bytes_ = info.num_bytes;

@@ -107,9 +107,8 @@ class DeviceMemoryChannel final : public TargetChannel {
   }
   SharedChannelInfo IpcInfo(Device& device) const {
     SharedChannelInfo info = Info();
-    info.slots_handle = device.sharing().ExportIpc(memory_.get());
-    const auto* const base =
-        static_cast<const std::byte*>(device.sharing().RangeOf(memory_.get()).base);
+    info.slots_handle = device.ExportIpc(memory_.get());
+    const auto* const base = static_cast<const std::byte*>(device.RangeOf(memory_.get()).base);
     info.slots_offset = static_cast<uint64_t>(static_cast<std::byte*>(memory_.get()) - base);
     return info;
   }
@@ -130,7 +129,7 @@ class IpcChannelSource final : public SourceChannel {
  public:
   IpcChannelSource(const ChannelSetup& setup, const SharedChannelInfo& info)
       : SourceChannel(setup, info, 0, setup.operands),
-        memory_(setup.device.sharing().OpenIpc(info.slots_handle)) {
+        memory_(setup.device.OpenIpc(info.slots_handle)) {
     SetSlots(static_cast<std::byte*>(memory_.get()) + info.slots_offset, info.slot_bytes);
   }
 

@@ -1,11 +1,12 @@
-#include "xla_plugin/engine/control/control_channel.h"
+#include "xla_plugin/net/socket/control_channel.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
 
-#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/base/take.h"
 
 namespace jaxhet {
 namespace {
@@ -61,7 +62,7 @@ std::optional<Message> ControlChannel::Next() {
 std::optional<Message> ControlChannel::Parse() {
   std::string_view rest = std::string_view(received_).substr(parsed_);
   if (rest.size() < sizeof(MessageInfo)) return std::nullopt;
-  const auto info = TakeInfo<MessageInfo>(rest);
+  const auto info = Take<MessageInfo>(rest, "a message");
   if (info.magic != kMessageMagic || info.type > kLastMessageType ||
       info.body_bytes > kMaxBodyBytes) {
     Throw(ErrorCode::kTransport, "what arrived is not a message of this version of jaxhet");
