@@ -5,7 +5,6 @@ from flax import nnx
 
 from models.configs import DTYPES, REMAT, Config
 from models.extras.documents import Documents
-from models.extras.first_rows import FirstRows, run_first
 from models.extras.moe import Experts
 from models.layers import Attention, Past, SwiGLU, linear, norm
 from models.loss import Head, cross_entropy, project
@@ -78,7 +77,7 @@ class Llama(nnx.Module):
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
         """Tokens [B, T] to the result of the last block, [B, T, E]."""
-        return self.stack(self.inputs(tokens), documents=self.documents(tokens))
+        return self.stack(self.inputs(tokens), self.documents(tokens))
 
     def documents(self, tokens: jax.Array) -> Documents | None:
         """The documents in tokens [B, T], None if the config has no end of documents."""
@@ -89,27 +88,14 @@ class Llama(nnx.Module):
         """Tokens [B, T] to what the first block takes, [B, T, E]."""
         return constrain(self.embed(tokens), "residual")
 
-    def stack(
-        self, x: jax.Array, rows: FirstRows | None = None, documents: Documents | None = None
-    ) -> jax.Array:
+    def stack(self, x: jax.Array, documents: Documents | None = None) -> jax.Array:
         """All blocks, [B, T, E] to [B, T, E].
 
         Args:
           x: Activations [B, T, E].
-          rows: Number of blocks that are used, the first ones: the others are not computed.
-            `config.remat` none is then as dots. None: all blocks.
           documents: Documents that attention does not cross, or None.
         """
         remat = self.config.remat
-        if rows is not None:
-            graph, params = nnx.split(self.blocks)
-
-            def layer(own: nnx.State, x: jax.Array, documents: Documents | None) -> jax.Array:
-                return nnx.merge(graph, own)(x, documents)
-
-            policy = REMAT["full" if remat == "full" else "dots"]  # others would keep parameters
-            layer = jax.checkpoint(layer, policy=policy)
-            return run_first(layer, rows, not self.config.scan, params, x, documents)
 
         def apply(block: Block, carry: Carry) -> Carry:
             before, x = carry

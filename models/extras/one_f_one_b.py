@@ -83,7 +83,7 @@ class _Stage:
             # The last stage computes a microbatch once, together with its backward pass.
             result = jax.lax.cond(
                 _inside(ahead, num) & (stage < hops),
-                lambda: self._forward(params, received, parts[jnp.clip(ahead, 0, num - 1)]),
+                lambda: self._forward(params, (), received, parts[jnp.clip(ahead, 0, num - 1)])[1],
                 lambda: nothing,
             )
             part = parts[jnp.clip(behind, 0, num - 1)]
@@ -103,8 +103,10 @@ class _Stage:
         loss, gradients = jax.lax.scan(step, carry, steps)[0][2]
         return jax.tree.map(lambda x: x / num, (loss, gradients))
 
-    def _forward(self, params: Any, received: jax.Array, part: jax.Array) -> jax.Array:
-        """This stage's result, which the next stage receives."""
+    def _forward(
+        self, params: Any, sums: Any, received: jax.Array, part: jax.Array
+    ) -> tuple[Any, jax.Array]:
+        """`sums`, and this stage's result, which the next stage receives."""
         tokens = part[:, :-1]
         x = jax.lax.cond(
             jax.lax.axis_index("stage") == 0,
@@ -113,29 +115,33 @@ class _Stage:
             params,
         )
         model = nnx.merge(self.graph, params)
-        return model.stack(x, self.pipeline.rows, model.documents(tokens))
+        return self.pipeline.stack(model, sums, x, model.documents(tokens))
 
     def _backward(
-        self, params: Any, received: jax.Array, part: jax.Array, gradient: jax.Array, sums: Any
+        self, params: Any, received: jax.Array, part: jax.Array, gradient: jax.Array, totals: Any
     ) -> tuple[jax.Array, Any]:
-        """The gradient for the previous stage, and the sums with this microbatch's."""
+        """The gradient for the previous stage, and the totals with this microbatch's."""
         is_last = jax.lax.axis_index("stage") == len(self.pipeline.stages) - 1
         wide = at_least_float32(received.dtype)
 
-        def run(params: Any, received: jax.Array) -> tuple[jax.Array, jax.Array]:
-            result = self._forward(params, received, part)
+        def run(params: Any, sums: Any, received: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+            sums, result = self._forward(params, sums, received, part)
             loss = jax.lax.cond(
                 is_last,
                 lambda params: nnx.merge(self.graph, params).loss(result, part[:, 1:]).astype(wide),
                 lambda _: jnp.zeros((), wide),
                 params,
             )
-            return result, loss
+            return sums, result, loss
 
-        (_, loss), pull = jax.vjp(run, params, received)
-        own, pulled = pull((jnp.where(is_last, 0, gradient), jnp.ones_like(loss)))
-        sums = jax.tree.map(lambda total, x: total + x.astype(total.dtype), sums, (loss, own))
-        return pulled, sums
+        total, gradients = totals
+        sums, _ = self.pipeline.sums_of(gradients)
+        (_, _, loss), pull = jax.vjp(run, params, sums, received)
+        own, sums, pulled = pull((sums, jnp.where(is_last, 0, gradient), jnp.ones_like(loss)))
+        added = jax.tree.map(lambda total, x: total + x.astype(total.dtype), gradients, own)
+        if sums:
+            added["blocks"] = sums
+        return pulled, (total + loss, added)
 
 
 def _inside(number: jax.Array, num: int) -> jax.Array:

@@ -22,9 +22,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from models.configs import Config
+from models.configs import REMAT, Config
+from models.extras.documents import Documents
 from models.extras.dtypes import at_least_float32
-from models.extras.first_rows import FirstRows
+from models.extras.first_rows import FirstRows, run_first
 from models.llama import Llama
 from models.sharding import batch_axes, constrain
 
@@ -127,8 +128,9 @@ class Pipeline:
                 name: _varying(x, split if name == "blocks" else ("stage", *split))
                 for name, x in params.items()
             }
+            sums, params = self.sums_of(params)
             model = partial(nnx.merge, graph, params)
-            x = self._flow(model, tokens)
+            x = self._flow(model, sums, tokens)
             last = jax.lax.axis_index("stage") == len(self.stages) - 1
             loss = self._loss_of(last, lambda x: model().loss(x, tokens[:, 1:]), x, split)
             return jax.lax.pmean(jax.lax.psum(loss, "stage"), split)
@@ -193,10 +195,44 @@ class Pipeline:
         zero = _varying(jnp.zeros((), at_least_float32(x.dtype)), ("stage", *split))
         return jax.lax.cond(last, lambda x: loss(x).astype(zero.dtype), lambda _: zero, x)
 
+    def sums_of(self, params: Any) -> tuple[Any, Any]:
+        """What `stack` adds gradients of the blocks to, and parameters; nothing for even stages."""
+        if self.is_even:
+            return (), params
+        blocks = params["blocks"]
+        return blocks, {**params, "blocks": jax.lax.stop_gradient(blocks)}
+
+    def stack(
+        self, model: Llama, sums: Any, x: jax.Array, documents: Documents | None
+    ) -> tuple[Any, jax.Array]:
+        """`sums`, and the result of this stage's layers.
+
+        Stages of uneven size keep less than `config.remat` none does.
+
+        Args:
+          model: The model; its blocks are this stage's.
+          sums: What `sums_of` returned, or accumulators with the same shapes.
+          x: Activations [B, T, E].
+          documents: Documents that attention does not cross, or None.
+        """
+        if self.is_even:
+            return sums, model.stack(x, documents)
+        config = model.config
+        graph, params = nnx.split(model.blocks)
+
+        def layer(own: Any, x: jax.Array, documents: Documents | None) -> jax.Array:
+            return nnx.merge(graph, own)(x, documents)
+
+        # Others would keep parameters.
+        policy = REMAT["full" if config.remat == "full" else "dots"]
+        layer = jax.checkpoint(layer, policy=policy)
+        rows = dataclasses.replace(self.rows, unroll=not config.scan)
+        return run_first(layer, rows, nnx.to_pure_dict(params), sums, x, documents)
+
     @property
-    def rows(self) -> FirstRows | None:
-        """The layers of the stage that runs; None: all rows."""
-        return None if self.is_even else FirstRows((*sorted({*self.stages}),), self._place)
+    def rows(self) -> FirstRows:
+        """The layers of the stage that runs."""
+        return FirstRows((*sorted({*self.stages}),), self._place)
 
     def _place(self) -> jax.Array:
         """The place of this stage's number of layers among all numbers."""
@@ -216,10 +252,13 @@ class Pipeline:
         """Which rows hold a layer, bool [stages, rows of a stage]."""
         return np.arange(max(self.stages)) < np.array(self.stages)[:, None]
 
-    def _flow(self, model: Callable[[], Llama], tokens: jax.Array) -> jax.Array:
+    def _flow(self, model: Callable[[], Llama], sums: Any, tokens: jax.Array) -> jax.Array:
         """The output of this stage for all tokens: [batch, positions, embed].
 
-        `model` makes the model anew where it is used: one can't be carried into a loop.
+        Args:
+          model: Makes the model anew where it is used: one can't be carried into a loop.
+          sums: What `sums_of` returned.
+          tokens: Tokens [batch, positions + 1].
         """
         hops = len(self.stages) - 1
         inputs = constrain(self.divide(model().inputs(tokens[:, :-1])), "microbatches")
@@ -227,20 +266,22 @@ class Pipeline:
         documents = jax.tree.map(self.divide, model().documents(tokens[:, :-1]))
         stage = jax.lax.axis_index("stage")
 
-        def step(carry: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]) -> Any:
-            x, number = now
+        def step(carry: Any, now: tuple[jax.Array, jax.Array]) -> Any:
+            (x, number), (moved, sums) = now, carry
             # XLA moves a permute whose result is handed on to the next step into that step, where
             # nothing is left to compute beside it; likewise in the backward pass. Barriers hold it.
-            received, before = jax.lax.optimization_barrier(carry)
+            received, before = jax.lax.optimization_barrier(moved)
             under_way = jax.lax.ppermute(before, "stage", [(s, s + 1) for s in range(hops)])
             own = jnp.clip(number - 2 * stage, 0, self.microbatches - 1)
             inside = jax.tree.map(lambda x: x[own], documents)
-            result = model().stack(jnp.where(stage == 0, x, received), self.rows, inside)
-            return jax.lax.optimization_barrier((under_way, result)), before
+            x = jnp.where(stage == 0, x, received)
+            sums, result = self.stack(model(), sums, x, inside)
+            return (jax.lax.optimization_barrier((under_way, result)), sums), before
 
         nothing = jnp.zeros_like(inputs[0])
         numbers = jnp.arange(len(inputs), dtype=jnp.int32)
-        (_, last), before = jax.lax.scan(step, (nothing, nothing), (inputs, numbers))
+        carry = ((nothing, nothing), sums)
+        ((_, last), _), before = jax.lax.scan(step, carry, (inputs, numbers))
         results = jnp.concatenate([before[2 * hops + 1 :], last[None]])
         results = constrain(results, "microbatches")  # only the last stage uses them
         return results.swapaxes(0, 1).reshape(len(tokens), *results.shape[2:])
