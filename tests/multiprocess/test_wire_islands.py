@@ -43,6 +43,45 @@ try: trained(wire=("bf16", "mxint8")[me])
 except jaxhet.PlanMismatchError as error: print("caught:", error)
 """
 
+# FSDP, and arrays sent there and back: sums over all steps of what each island has. A decoded array
+# crosses again unchanged, so the sender learns what the receiver got.
+OTHERS = """
+STEPS = int(os.environ["STEPS"])
+rows = np.random.default_rng(me).standard_normal((8, 520)).astype(np.float32)
+rows = jax.make_array_from_callback((8 * mesh.size, 520), NamedSharding(mesh, P("x")),
+                                    lambda i: rows)
+shard = np.random.default_rng(9 + me).standard_normal((520, 520)).astype(np.float32) / 32
+start = jax.make_array_from_callback((520 * mesh.size, 520), NamedSharding(mesh, P("x")),
+                                     lambda i: shard)
+SWAP = [(0, 1), (1, 0)]
+def bits(x): return jnp.sum(jax.lax.bitcast_convert_type(x, jnp.uint32))
+
+def fsdp(shard, rows, total):
+    w = jax.lax.all_gather(shard, "x", tiled=True)
+    gradient = jax.grad(lambda w: jnp.mean(jnp.sin(jnp.tanh(rows @ w.T) @ w) ** 2))(w)
+    shard = shard - jax.lax.psum_scatter(gradient, "x", tiled=True)
+    return shard, rows, total * 3 + bits(w)
+
+def swap(own, rows, total):
+    received = jax.lax.ppermute(own, "x", SWAP)
+    returned = jax.lax.ppermute(received, "x", SWAP)
+    totals = jnp.stack([bits(received), bits(returned)])
+    return jnp.tanh(own + received * jnp.float32(0.9)), rows, total * 3 + totals[None]
+
+for codec in ("bf16", "mxfp8", "mxint8", "mxint4"):
+    for step, shape, spec in ((fsdp, (), P()), (swap, (mesh.size, 2), P("x"))):
+        specs = (P("x"), P("x"), spec)
+        body = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
+        f = jaxhet.jit(body, bridge={"wire": {"x": codec}})
+        state = start, rows, jax.make_array_from_callback(
+            shape, NamedSharding(mesh, spec), lambda i: np.zeros(shape, np.uint32)[i])
+        exchanges = jaxhet.plan(f, *state).exchanges
+        kinds = sorted({e.collective.split()[0] for e in exchanges if e.wire.startswith(codec)})
+        for _ in range(STEPS): state = f(*state)
+        print("total", codec, step.__name__, *np.asarray(state[2].addressable_data(0)).flatten())
+        print("kinds", *kinds, flush=True)
+"""
+
 OPTIM = """
 import hashlib, optax
 from jax.experimental import multihost_utils
@@ -159,6 +198,21 @@ def test_sharded_update_of_zero_leaves_the_bits_of_parameters(tmp_path: pathlib.
         assert {row["step"] for row in rows} == {0, 1, 2}
         assert len({str(sorted((row | {"step": 0}).items())) for row in rows}) == len(rows) // 3
     assert compare_replicas(tmp_path).equal
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("steps", [30, pytest.param(300, marks=pytest.mark.slow)])
+def test_gathers_scattered_sums_and_permutes_are_equal_to_the_bit(steps: int) -> None:
+    environments = job(2, STEPS=str(steps))
+    environments[1]["XLA_FLAGS"] = "--xla_cpu_max_isa=AVX"
+    ended = run(SET_UP + OTHERS, *environments, timeout_s=280)
+    lines = [[line.split() for line in e.text.splitlines()] for e in ended]
+    kinds = [words[1:] for words in lines[0] if words[:1] == ["kinds"]]
+    assert kinds == 4 * [["all-gather", "reduce-scatter"], ["collective-permute"]], ended[0].text
+    first, second = ([words[1:] for words in own if words[:1] == ["total"]] for own in lines)
+    assert len({tuple(totals) for _, _, *totals in first}) == 8, ended[0].text
+    # What one island received is what the other has returned.
+    assert [[*words[:2], *reversed(words[2:])] for words in first] == second
 
 
 SUMS = """
