@@ -1,5 +1,6 @@
 """Python functions and classes: the words of their code, and which belong to a library."""
 
+import csv
 import functools
 import hashlib
 import inspect
@@ -83,7 +84,21 @@ def _library_folders() -> tuple[pathlib.Path, ...]:
 @functools.cache
 def _is_library_file(file: str) -> bool:
     path = pathlib.Path(file).resolve()
-    return any(path.is_relative_to(folder) for folder in _library_folders())
+    return any(path.is_relative_to(folder) for folder in _library_folders()) or any(
+        path in _installed_files(folder) for folder in {*map(pathlib.Path, sys.path)}
+    )
+
+
+@functools.cache
+def _installed_files(folder: pathlib.Path) -> frozenset[pathlib.Path]:
+    """The files of packages in a folder of Python's path, such as one of `pip install --target`."""
+    if folder.resolve() in _library_folders():
+        return frozenset()  # all that is there is installed
+    return frozenset(
+        (folder / name).resolve()
+        for record in folder.glob("*.dist-info/RECORD")
+        for name, *_ in csv.reader(record.read_text("utf-8").splitlines())
+    )
 
 
 def own_attributes(cls: type) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Numbers of equations, and digests that tell programs apart on every platform."""
 
 import functools
+import importlib
 import pathlib
 import types
 from collections.abc import Callable
@@ -435,3 +436,21 @@ def test_handles_of_other_names_are_other_programs() -> None:
             traced = jax.make_jaxpr(lambda x, n=name: jaxhet.finish(jaxhet.start(x, "x", name=n)))
             digests.add(jaxprs.describe("jit_f", traced(np.ones((2, 8))).jaxpr, (), str).digest)
     assert len(digests) == 2
+
+
+def test_packages_of_any_folder_are_libraries(tmp_path, monkeypatch):
+    """As with `pip install --target`: what a library remembers is no part of a program."""
+    code = "met = []\ndef scale(x):\n    return x * (1 + 0 * len(met))\n"
+    for name in ("installed_here", "own_module"):
+        (tmp_path / f"{name}.py").write_text(code)
+    record = tmp_path / "here-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("installed_here.py,sha256=x,60\nhere-1.0.dist-info/RECORD,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, words in (("installed_here", 1), ("own_module", 2)):
+        module = importlib.import_module(name)
+        texts = set()
+        for _ in range(2):
+            texts.add(jaxprs.describe_value(module.scale)[0])
+            module.met.append(1)
+        assert len(texts) == words, name
