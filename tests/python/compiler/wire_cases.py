@@ -132,6 +132,21 @@ def check_untouched(world: World, form: str) -> list[str]:
     )
 
 
+def check_off(world: World) -> list[str]:
+    """A program that no codec concerns is compiled to the text that it has without the option."""
+    mapped = jax.shard_map(
+        programs, mesh=mesh(), in_specs=P(("x", "y")), out_specs=P(("x", "y")), check_vma=False
+    )
+    texts = {}
+    x = jax.ShapeDtypeStruct((4 * ROWS, COLUMNS), jnp.float32)
+    for axis in ("", "y", "x"):  # over y nothing crosses
+        options = Options(wire=((axis, "mxint8"),) if axis else ())
+        with world.compiled_as(ISLANDS["2+2"], options):
+            texts[axis] = jax.jit(mapped).lower(x).compile().as_text()
+    failures = [] if texts[""] == texts["y"] else ["texts differ"]
+    return failures + (["the codec changes nothing"] if texts["x"] == texts[""] else [])
+
+
 def check_axes(world: World) -> list[str]:
     """The codec of each exchange by its axes, and the islands."""
 
@@ -169,6 +184,7 @@ def check_axes(world: World) -> list[str]:
 def main() -> None:
     world = World.make()
     print(json.dumps(("axes", check_axes(world))), flush=True)
+    print(json.dumps(("off", check_off(world))), flush=True)
     for form in FORMS:
         for codec in CODECS:
             print(json.dumps((f"{codec} {form}", check(world, codec, form))), flush=True)
