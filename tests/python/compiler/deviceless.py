@@ -4,6 +4,7 @@ A process of its own: `deviceless.py {cuda|rocm}` prints a line of JSON for each
 then plan and schedule.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -38,10 +39,12 @@ class Compiler(deviceless.Compiler):
     def __init__(self, vendor: deviceless.Vendor):
         super().__init__(vendor)
         self._moved: list[list[str]] = []
+        self._operations: dict[str, int] = {}
 
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
         if (result := super().decompose(module, job, options)) is not None:
             self._moved = moved.of_module(hlo.Module(result), is_named=False)
+            self._operations = _added(hlo.Module(module), hlo.Module(result))
         return result
 
     def compile_case(self, case: "Case") -> dict[str, Any]:
@@ -64,11 +67,27 @@ class Compiler(deviceless.Compiler):
             "lines": [e.line for e in plan.exchanges],
             "num_bytes": sum(e.num_bytes for e in plan.exchanges),
             "moved": self._moved,
+            "operations": self._operations,
             "schedule": schedule(module),
             "copies": sum(i.opcode == "copy" for i in module.entry.instructions),
             "reordered": sum(_only_reorders(module, i) for i in module.entry.instructions),
             "crossing": [c.instruction.opcode for c in collectives.crossing(module, job)],
         }
+
+
+def _added(before: hlo.Module, after: hlo.Module) -> dict[str, int]:
+    """How many instructions of each operation and shape the pass adds; fewer than 0: removes."""
+
+    def count(module: hlo.Module) -> collections.Counter[str]:
+        return collections.Counter(
+            f"{hlo.shape_text(i.shape)} {i.opcode}"
+            for computation in module.computations.values()
+            for i in computation.instructions
+        )
+
+    found = count(after)
+    found.subtract(count(before))
+    return {key: number for key, number in sorted(found.items()) if number}
 
 
 def _only_reorders(module: hlo.Module, instruction: hlo.Instruction) -> bool:

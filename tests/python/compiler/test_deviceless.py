@@ -153,6 +153,15 @@ def test_large_exchanges_are_compressed(vendor: Results, codec: str):
     assert result["num_bytes"] == pytest.approx(plain * bits / 32, rel=1e-3)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_both_vendors_compile_the_same_operations_of_a_codec(
+    cuda: Results, rocm: Results, codec: str
+):
+    name = f"wire_{codec}"
+    assert cuda[name]["operations"] == rocm[name]["operations"]
+    assert any(operation.endswith(" convert") for operation in cuda[name]["operations"])
+
+
 def test_halves_of_exchanges_stay_sharded_inside_islands(vendor: Results):
     lines = "\n".join(vendor["handles"]["lines"])
     size = 64 * 512 // 2 // 2  # half of the columns on each device, two elements in a byte
