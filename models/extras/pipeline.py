@@ -196,7 +196,7 @@ class Pipeline:
         return jax.lax.cond(last, lambda x: loss(x).astype(zero.dtype), lambda _: zero, x)
 
     def sums_of(self, params: Any) -> tuple[Any, Any]:
-        """What `stack` adds gradients of the blocks to, and parameters; nothing for even stages."""
+        """Arrays that `stack` adds gradients to, none for even stages; and parameters."""
         if self.is_even:
             return (), params
         blocks = params["blocks"]
@@ -211,7 +211,7 @@ class Pipeline:
 
         Args:
           model: The model; its blocks are this stage's.
-          sums: What `sums_of` returned, or accumulators with the same shapes.
+          sums: Result of `sums_of`, or sums so far with the same shapes.
           x: Activations [B, T, E].
           documents: Documents that attention does not cross, or None.
         """
@@ -257,7 +257,7 @@ class Pipeline:
 
         Args:
           model: Makes the model anew where it is used: one can't be carried into a loop.
-          sums: What `sums_of` returned.
+          sums: Result of `sums_of`.
           tokens: Tokens [batch, positions + 1].
         """
         hops = len(self.stages) - 1

@@ -211,7 +211,7 @@ def test_gathers_scattered_sums_and_permutes_are_equal_to_the_bit(steps: int) ->
     assert kinds == 4 * [["all-gather", "reduce-scatter"], ["collective-permute"]], ended[0].text
     first, second = ([words[1:] for words in own if words[:1] == ["total"]] for own in lines)
     assert len({tuple(totals) for _, _, *totals in first}) == 8, ended[0].text
-    # What one island received is what the other has returned.
+    # Values that one island received are those that the other has returned.
     assert [[*words[:2], *reversed(words[2:])] for words in first] == second
 
 

@@ -439,7 +439,7 @@ def test_handles_of_other_names_are_other_programs() -> None:
 
 
 def test_packages_of_any_folder_are_libraries(tmp_path, monkeypatch):
-    """As with `pip install --target`: what a library remembers is no part of a program."""
+    """Values that a library remembers are no part of a program, as with `pip install --target`."""
     code = "met = []\ndef scale(x):\n    return x * (1 + 0 * len(met))\n"
     for name in ("installed_here", "own_module"):
         (tmp_path / f"{name}.py").write_text(code)
