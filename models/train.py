@@ -206,7 +206,7 @@ class Trainer:
     def step(
         self, state: TrainState, tokens: jax.Array, counts: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """One update; also `loss` and `gradient_norm`, with DiLoCo those of each position.
+        """One update; also `loss` and `gradient_norm`. With DiLoCo each position has its own.
 
         Args:
           state: The state before the step.

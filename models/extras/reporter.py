@@ -166,7 +166,7 @@ class Reporter:
         if replicas.differences:
             text = f"step {self._done}: {replicas}"
             if on_difference == "raise":
-                raise jaxhet.ReplicaError(f"{text}; choose --update sharded")
+                raise jaxhet.ReplicaError(f"{text}; {_ADVICE}")
             is_healed = on_difference == "sync"
             self.say(f"{text}; {'made equal' if is_healed else _ADVICE}")
         self.digest(self._done, kept.params)

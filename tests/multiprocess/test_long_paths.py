@@ -29,29 +29,24 @@ seconds = time.monotonic() - began
 round_trip_us = int.from_bytes(sock.getsockopt(6, socket.TCP_INFO, 152)[148:], "little")
 print(found == bytes(range(256)) * 4096 * 8, seconds, round_trip_us)
 """
-# The sums, the sockets to the other process that are set up for a long path, and the rate in MB/s
-# that all of them may send together.
+# The sockets to the other process that are set up for a long path, and the sums.
 _JOB = """
 import collections, os, socket
 import jax, jaxhet, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 jaxhet.initialize()
 mesh = jaxhet.make_mesh({"x": -1})
-own = np.full((1, 1 << 22), 1 + jax.process_index(), np.float32)
-x = jax.make_array_from_callback((2, 1 << 22), NamedSharding(mesh, P("x")), lambda i: own)
-summed = jaxhet.jit(lambda a: a.sum(0))
-for _ in range(3): total = np.asarray(summed(x).addressable_data(0))
-found, limit = collections.Counter(), 0
+own = np.full((1, 1 << 20), 1 + jax.process_index(), np.float32)
+x = jax.make_array_from_callback((2, 1 << 20), NamedSharding(mesh, P("x")), lambda i: own)
+total = np.asarray(jaxhet.jit(lambda a: a.sum(0))(x).addressable_data(0))
+found = collections.Counter()
 for name in os.listdir("/proc/self/fd"):
     try:
         with socket.socket(fileno=os.dup(int(name))) as sock:
-            unsent = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-            rate = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, 47, 8), "little")
-            found[unsent] += 1
-            if unsent == 1 << 18: limit += rate / 1e6  # 47: SO_MAX_PACING_RATE
+            found[sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)] += 1
     except OSError:
         pass
-print("right" if (total == 3).all() else total, found[1 << 18], limit, flush=True)
+print("right" if (total == 3).all() else total, found[1 << 18], flush=True)
 jaxhet.shutdown()
 """
 
@@ -72,12 +67,9 @@ def test_wire_has_a_rate_a_delay_and_losses() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("delay_ms", "sockets"), [(25, 3), (0, 0)])
-def test_long_round_trip_gives_a_peer_more_sockets_and_a_rate(delay_ms: int, sockets: int) -> None:
-    with Hosts(2, 0) as net, net.wire(delay_ms, 0, 200):
+@pytest.mark.parametrize(("delay_ms", "long_sockets"), [(25, 3), (0, 0)])
+def test_long_round_trip_gives_a_peer_more_sockets(delay_ms: int, long_sockets: int) -> None:
+    with Hosts(2, 0) as net, net.wire(delay_ms, 0):
         ended = hosts.wait(net.start(_JOB, net.job()), 150)
     for one in ended:
-        word, found, limit = one.text.splitlines()[-1].split()
-        assert (word, int(found)) == ("right", sockets), one.text
-        # 25 MB/s with headers of packets; more or less as the machine lets them arrive.
-        assert 15 * (sockets > 0) <= float(limit) < 35, one.text
+        assert one.text.splitlines()[-1:] == [f"right {long_sockets}"], one.text

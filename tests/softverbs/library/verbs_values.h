@@ -5,7 +5,7 @@
 
 #include "xla_plugin/net/verbs/verbs_abi.h"
 
-// The values of libibverbs that a NIC in software needs beside those of the product.
+// Values of libibverbs that the product does not use, and a NIC in software does.
 namespace jaxhet::ibv {
 
 inline constexpr int kGidTypeIb = 0;                // IBV_GID_TYPE_IB

@@ -12,6 +12,7 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
+#include "xla_plugin/net/socket/long_path.h"
 #include "xla_plugin/net/socket/path_name.h"
 
 namespace jaxhet::sockets {
@@ -55,7 +56,7 @@ SocketConnection::SocketConnection(SocketSetup sockets, ConnectionHost& host)
   for (size_t i = 0; i < sockets.data.size(); ++i) {
     std::string path = PathName(sockets.data[i].get());
     paths.insert(path);
-    if (long_path_.Add(sockets.data[i].get()) && chunk_bytes_ != kWholeTransfers) {
+    if (SetUpLongPath(sockets.data[i].get()) && chunk_bytes_ != kWholeTransfers) {
       chunk_bytes_ = std::min(chunk_bytes_, kLongPathChunkBytes);
     }
     data_.emplace_back(i, std::move(sockets.data[i]), std::move(sockets.keys[i]), std::move(path));
@@ -114,7 +115,6 @@ bool SocketConnection::Advance() {
     Send(data);
     if (data.socket.closed()) OnClosed(data);
   }
-  if (!has_paths_) long_path_.Observe(LongPath::Clock::now(), !sends_.empty());
   // Afterwards: a socket whose buffer has filled leaves the next chunk to one before it.
   return std::ranges::any_of(data_, [this](const DataSocket& data) {
     if (data.is_left) return false;

@@ -12,7 +12,6 @@
 
 #include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/socket/data_socket.h"
-#include "xla_plugin/net/socket/long_path.h"
 
 namespace jaxhet::sockets {
 
@@ -75,7 +74,6 @@ class SocketConnection final : public Connection {
   size_t chunk_bytes_;
   std::chrono::milliseconds path_timeout_;
   std::deque<DataSocket> data_;
-  LongPath long_path_;
   std::deque<Outgoing> sends_;
   std::deque<Chunk> resends_;
   bool has_paths_ = false;  // several, the control connection's path included

@@ -32,15 +32,13 @@ struct DeviceChunkInfo {
 DeviceChunkInfo ParseDeviceChunkInfo(std::span<const std::byte, sizeof(DeviceChunkInfo)> bytes,
                                      uint64_t chunk, size_t slot_bytes);
 
-// The chunks of a channel's source, in their order: those of each exchange as it is launched.
+// Counts the chunks that a channel's source sends, exchange by exchange.
 class ChunkCounter {
  public:
   ChunkCounter(LaunchLog log, size_t slot_bytes) : log_(log), slot_bytes_(slot_bytes) {}
 
   // Number of the next chunk's exchange, which may not be launched yet.
   uint64_t exchange() const { return exchange_; }
-  // Where that chunk begins in it.
-  uint64_t offset() const { return done_bytes_; }
   // None if that is not launched. Throws if the log has lost it.
   std::optional<DeviceChunkInfo> Next() const;
   // The chunk, which was the next one, is done with.
@@ -63,8 +61,8 @@ inline void Set(DeviceWord& word, uint32_t value) {
   word.host().store(value, std::memory_order_release);
 }
 
-// Entries of a log. Fewer than those of a shared one, since a rank may have thousands of such
-// channels: the host is seldom so far ahead of its device.
+// Entries of a log. A shared channel's log has more. A rank may have thousands of these channels,
+// and its host is seldom that far ahead of the device.
 inline constexpr uint64_t kProxiedLaunches = 512;
 
 // A channel of which each end has words and slots of its own, in pinned host memory but for slots
