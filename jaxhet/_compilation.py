@@ -259,10 +259,10 @@ class Compilation:
         programs.own_launches(next(self._launchers))
 
     def check_launch(self, name: str) -> None:
-        """Checks that this thread launches programs with exchanges.
+        """Checks that the calling thread may launch programs with exchanges.
 
         Raises:
-          UsageError: Another thread does.
+          UsageError: Another thread launches them.
         """
         thread, launcher = threading.current_thread(), self._launcher
         if thread is not launcher and launcher is not None:
@@ -277,7 +277,7 @@ class Compilation:
     # --- persistent compilation cache ---
 
     def cache_salt(self, device_ids: tuple[int, ...]) -> str:
-        """The facts, unknown to JAX, that a program compiled now depends on."""
+        """Facts that a program compiled now depends on, besides those in JAX's key."""
         island = self._island
         if {device.id for device in island.devices}.issuperset(device_ids):
             return repr((self._versions, self._cache_writer))  # the passes leave it alone
@@ -285,14 +285,14 @@ class Compilation:
         return repr((self._versions, job, self._options(), device_ids))
 
     def accept_cached(self, module: bytes) -> bool:
-        """Makes the plan of a program that comes from the cache known before it can start.
+        """Registers the plan of a program that JAX's cache holds, before the program can start.
 
         The compiled module holds the plan.
 
         Returns:
           Whether the program may be used.
         """
-        # A dump wants the module from before the passes.
+        # A dump needs the module as it was before the passes.
         return not self._config.dump and self._accept(module)
 
     def _accept(self, module: bytes) -> bool:
@@ -303,7 +303,7 @@ class Compilation:
         return has_plan or not any(call.encode() in module for call in _CALLS)
 
     def accept_deserialized(self, module: bytes) -> bool:
-        """Makes the plan of an executable that the program loads known, as `accept_cached` does.
+        """Registers the plan of an executable that the program loads, as `accept_cached` does.
 
         Returns:
           Whether it exchanges over islands.
@@ -401,7 +401,7 @@ class Compilation:
 
     @property
     def _cache_writer(self) -> int:
-        """The process that writes what this one reads.
+        """The process that writes the cache entries that this one reads.
 
         The processes of an island share programs, but on CPU JAX's key differs in each of them.
         """

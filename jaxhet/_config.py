@@ -240,7 +240,7 @@ def resolve(
 
 
 def pass_on(name: str, value: Any) -> None:
-    """Gives an option to the programs that this process starts; None: takes it from them."""
+    """Passes an option to the programs that this process starts; None: removes it for them."""
     if value is None:
         os.environ.pop(_BY_NAME[name].env, None)
     else:

@@ -30,7 +30,7 @@ Box = tuple[tuple[int, int], ...]  # for each dimension: first index, index afte
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A piece of the array that two devices, or one and the same, have in their shards."""
+    """A piece of the array, and the devices that send it and receive it (may be the same)."""
 
     source: int  # id of a device
     target: int
@@ -39,11 +39,11 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Moves of pieces of one shape; no device sends or gets two.
+    """Moves of pieces of one shape; each device sends at most one and receives at most one.
 
     Attributes:
       moves: The moves.
-      are_copies: Whether the senders send of their new shards, not of those that they held.
+      are_copies: Whether senders read their new shards (True) or the shards that they held before.
     """
 
     moves: tuple[Move, ...]
@@ -102,7 +102,7 @@ def plan(
 
 
 def _grouped(moves: Sequence[Move]) -> list[list[Move]]:
-    """Groups moves of pieces of one shape, so that no device sends or gets two at once. Pure."""
+    """Groups moves of one shape; a device sends and receives at most one of each group. Pure."""
     found: list[list[Move]] = []
     for move in moves:
         for each in found:
@@ -130,7 +130,7 @@ def _offset(piece: Box, box: Box) -> tuple[int, ...]:
 
 
 def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[int, Box]:
-    """By device, its part of an array; a scalar has one dimension here."""
+    """Device to its part of an array; a scalar has one dimension here."""
     boxes: dict[int, Box] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         ranges = [s.indices(size) for s, size in zip(index, shape, strict=True)]
@@ -207,7 +207,7 @@ class _Program:
         return lax.select(self._of_rank(is_target), written, result)
 
     def _own(self, starts: Mapping[int, Sequence[int]]) -> list[jax.Array]:
-        """The start for the device that runs the program; 0 if it has none."""
+        """Start index of the device that runs the program; 0 for a device without a part."""
         nowhere = [0] * len(next(iter(starts.values())))
         table = np.array([starts.get(device, nowhere) for device in self._rank], np.int32)
         return [self._of_rank(column) for column in table.T]
@@ -217,7 +217,7 @@ class _Program:
 
 
 class Puts:
-    """Does what `jax.device_put` does, where devices of several islands take part."""
+    """Implementation of `jax.device_put` between devices of several islands."""
 
     def __init__(self, islands: Sequence[Island], process: int):
         self._island_of = {p: island.index for island in islands for p in island.processes}
@@ -227,7 +227,7 @@ class Puts:
         self._prepared = functools.lru_cache(1024)(self._prepare)
 
     def install(self) -> None:
-        """Has JAX ask this object."""
+        """Makes `jax.device_put` call this object."""
         device_put.divert(self.crosses, self.put)
 
     def crosses(self, source: Sharding, target: Sharding) -> bool:

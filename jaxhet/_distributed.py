@@ -1,4 +1,4 @@
-"""`jax.distributed` of an unmodified program, and its first use of JAX, mean the job.
+"""Makes `jax.distributed`, or the first use of JAX, of an unmodified program join the job.
 
 Nothing of JAX is imported before they are called: JAX may be in the middle of its own import.
 
@@ -202,7 +202,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Our options for the arguments that the program gives.
 
     Raises:
-      UsageError: An argument of which nothing is known.
+      UsageError: An argument is unknown.
     """
     options: dict[str, Any] = {}
     for name, value in given.items():
@@ -261,7 +261,7 @@ def _text(value: Any) -> str:
 
 
 def _check_same(session: "Session", options: Mapping[str, Any]) -> None:
-    """Checks that a call after `jaxhet.initialize` means the same job."""
+    """Checks that the arguments of a call after `jaxhet.initialize` agree with the job."""
     if session.is_pretended:
         return
     for name in _IDENTITY:

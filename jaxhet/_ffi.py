@@ -203,7 +203,7 @@ class Engine:
     def register_plan(
         self, fingerprint: int, text: str, movements: Sequence[Movement], program: str = ""
     ) -> None:
-        """Makes a program's plan known before the program starts.
+        """Registers the plan of a program, before the program starts.
 
         Args:
           fingerprint: Identity of the plan.
@@ -215,7 +215,7 @@ class Engine:
         self._engine.register_plan(fingerprint, text, program, exchanges)
 
     def path_to(self, process: int) -> tuple[str, list[tuple[str, str]]]:
-        """The transport to a peer; and those refused, with the reasons."""
+        """The transport to a peer, and the refused ones with their reasons."""
         return self._engine.transport_of(process)
 
     def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
@@ -258,7 +258,7 @@ class Engine:
 def _detached(
     sockets: Sequence[RankSockets],
 ) -> list[tuple[int, int, int, list[int], list[tuple[str, str]]]]:
-    """Sockets as the engine takes them, which owns them from now on."""
+    """Descriptors of sockets, detached from Python: the engine owns them from now on."""
     return [
         (
             s.rank,

@@ -108,7 +108,7 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
 
 
 def not_started(tree: Any, axis: str, *, name: str, wire: str = "") -> Handle:
-    """A handle of zeros, with the shapes of one of `start`, which takes its place later.
+    """A handle of zeros with the shapes that `start` would return: the first value of a loop.
 
     Args:
       tree: The shapes of the arrays.
@@ -193,7 +193,7 @@ def _floats(parts: Sequence[jax.Array], handle: Handle, leaf: int) -> jax.Array:
 
 
 def _in_chain(x: jax.Array, axis: str, half: str, name: str, number: int) -> jax.Array:
-    """x; the passes see a start of its exchange, or a finish: see `jaxhet/compiler/halves.py`."""
+    """Returns x, marked for the passes as a start or a finish (`jaxhet/compiler/halves.py`)."""
     pairs = [(i, i + 1) for i in range(lax.axis_size(axis) - 1)]
     return _permuted(x, axis, pairs, compiler.scope(half, name, number))
 
@@ -212,7 +212,7 @@ def _permuted(x: jax.Array, axis: str, pairs: Sequence[tuple[int, int]], scope: 
 
 
 def _combined(handle: Handle, leaf: int, parts: Sequence[jax.Array], number: int) -> jax.Array:
-    """The mean or sum of a leaf, of whose parts each has one position's bits [1, ...]."""
+    """The mean or sum of a leaf; each part holds the bits of one position [1, ...]."""
     size, dtype = lax.axis_size(handle.axis), jnp.dtype(handle.leaves[leaf][1])
     arrived = [_arrived(x[0], handle, number + i) for i, x in enumerate(parts)]
     is_latest = [rows[0] == x[0] for rows, x in zip(arrived, parts, strict=True)]
@@ -263,7 +263,7 @@ def axis_size(axis: str) -> int:
     """Number of positions of an axis of the mesh of `jax.set_mesh`.
 
     Raises:
-      UsageError: The mesh does not have it.
+      UsageError: The mesh lacks the axis.
     """
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
     if axis not in sizes:
@@ -278,7 +278,7 @@ def check_leading(tree: Any, size: int, axis: str) -> None:
     """Checks that each leaf has the positions of an axis as its first dimension.
 
     Raises:
-      UsageError: One has not.
+      UsageError: A leaf has another first dimension.
     """
     shapes = {jnp.shape(x) for x in jax.tree.leaves(tree)}
     if wrong := [shape for shape in shapes if shape[:1] != (size,)]:

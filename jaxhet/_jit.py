@@ -72,7 +72,10 @@ def block_until_ready(tree: Any) -> Any:
 
 
 def last_error() -> Exception | None:
-    """The first failure of the job, or None. A program that asks is not ended after a failure."""
+    """The first failure of the job, or None.
+
+    After a failure, a process that has called this is not ended.
+    """
     session = _session.current()
     if session is None:
         return None

@@ -1,4 +1,4 @@
-"""The C library's memory allocator, set up for large buffers that come and go every step."""
+"""Set-up of the C library's allocator for large buffers that each step allocates and frees."""
 
 import ctypes
 
@@ -9,13 +9,13 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Lets freed memory stay with the process, to be used again without page faults.
+    """Makes the process keep freed memory, so that its reuse causes no page faults.
 
     By default glibc maps every large buffer anew and returns it when it is freed; the page faults
     take longer than an exchange of 64 MiB through shared memory (docs/benchmarks/results.md).
 
     Returns:
-      Whether the C library took the setting; others than glibc have none.
+      Whether the C library accepted the setting; only glibc has it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -12,12 +12,12 @@ from jax import lax
 
 _BLOCK = 32
 _NAN_SCALE = 255
-# Codec -> exponent of the largest element, of the unit of all elements, and the largest element.
+# Codec -> exponent of the largest element, exponent of an element's unit, largest element.
 _FORMATS = {"mxint8": (0, 6, 127), "mxint4": (0, 2, 7), "mxfp8": (8, 0, 448)}
 
 
 class Encoded(NamedTuple):
-    """An array on its way: elements, and the scales of its blocks (none with bf16)."""
+    """An encoded array: elements, and the scales of its blocks (none with bf16)."""
 
     elements: jax.Array
     scales: jax.Array | None
@@ -86,7 +86,7 @@ def _in_blocks(x: jax.Array) -> jax.Array:
 
 
 def _on_e4m3(y: jax.Array) -> jax.Array:
-    """Rounds to numbers of E4M3, ties to even: NVIDIA's conversion rounds to float16 before."""
+    """Rounds to numbers of E4M3, ties to even (NVIDIA's conversion rounds to float16 first)."""
     exponent = jnp.maximum(lax.bitcast_convert_type(y, jnp.int32) >> 23 & 255, 127 - 6)
     step = lax.bitcast_convert_type((exponent - 3) << 23, jnp.float32)
     inverse = lax.bitcast_convert_type((254 + 3 - exponent) << 23, jnp.float32)

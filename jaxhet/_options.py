@@ -120,8 +120,8 @@ class NameList:
       wanted: The list as it was given.
       parts: Beginnings of names.
       is_exact: Whether the parts are whole names; a list that begins with `=`.
-      excludes: Whether the parts are left out, and all other names count; a list that begins with
-        `^`.
+      excludes: Whether the parts are excluded, and all other names selected; a list that begins
+        with `^`.
     """
 
     wanted: tuple[str, ...]
@@ -138,13 +138,13 @@ class NameList:
         return cls(tuple(wanted), parts, rest.startswith("="), text.startswith("^"))
 
     def fits(self, name: str, part: str) -> bool:
-        """Whether a part of the list means a name."""
+        """Whether the list selects a name."""
         return name == part if self.is_exact else name.startswith(part)
 
     def nics(self, folder: pathlib.Path = pathlib.Path("/sys/class/infiniband")) -> tuple[str, ...]:
         """The NICs in `folder` that the list selects; each may have a port, as in mlx5_0:1.
 
-        The list itself where it selects none: an error then names the missing NICs.
+        Returns the list itself if it selects none, so that an error names the missing NICs.
         """
         found: dict[str, None] = {}
         for nic in sorted(path.name for path in folder.glob("*")):

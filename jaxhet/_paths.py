@@ -1,4 +1,4 @@
-"""Which transport the job has taken to each peer, and why not another one."""
+"""The transport that the job uses to each peer, and why not a better one."""
 
 import dataclasses
 

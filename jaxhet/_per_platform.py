@@ -130,7 +130,7 @@ def per_platform(default: Function | None = None, /, **functions: Function) -> F
 
 
 def _digest(default: Function | None, functions: dict[str, Function]) -> str:
-    """Equal on all islands, whichever function they choose; other functions have another one."""
+    """Digest of all functions: equal on all islands, whichever function they choose."""
     try:
         text, held = jaxprs.describe_value({"": default, **dict(sorted(functions.items()))})
     except jax.errors.ConcretizationTypeError as error:

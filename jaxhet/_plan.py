@@ -97,7 +97,7 @@ class LinkTime:
 
     @property
     def exposed(self) -> float:
-        """Seconds of the exchanges that nothing heavy overlaps with."""
+        """Seconds of the exchanges that overlap with no matrix product."""
         return self.total - self.overlapped
 
 
@@ -148,7 +148,7 @@ class PlanReport:
         return LinkTime(link_gb_per_s, latency_us, math.fsum(seconds), math.fsum(overlapped))
 
     def advice(self, costs: Costs, time: LinkTime, tflop_per_s: float) -> str:
-        """The time of the matrix products, and what makes a program exchange for longer than that.
+        """Time of the matrix products, and the causes of exchanges that take longer than that.
 
         Args:
           costs: operations of the program, and reasons of its exchanges.
@@ -167,7 +167,7 @@ class PlanReport:
         return "\n".join([*lines, ""])
 
     def text(self, time: LinkTime | None = None) -> str:
-        """The report as a table; with `time`, it ends by that."""
+        """The report as a table; with `time`, a line about the time follows."""
         if not self.exchanges:
             return f"{_NOTHING}\n"
         reasons = dict.fromkeys(e.why for e in self.exchanges if e.why)
@@ -211,7 +211,7 @@ class PlanReport:
 
 
 def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
-    """Lists the exchanges of a jitted function over islands, in the job that runs.
+    """Lists the exchanges over islands of a jitted function, in the running job.
 
     The function is lowered and compiled, and not run. On GPUs the report counts the products that
     XLA scheduled between the start and the done of each exchange. Any process may call this alone.
@@ -346,7 +346,7 @@ def _row(e: PlannedExchange, notes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _bytes(count: int) -> str:
-    """In units of powers of 1000, as links are sold."""
+    """Text of a number of bytes, in units of powers of 1000."""
     size, units = float(count), iter(("kB", "MB", "GB", "TB"))
     unit = "B"
     while size >= 1000 and unit != "TB":
@@ -355,7 +355,7 @@ def _bytes(count: int) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their columns under each other."""
+    """Rows as text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -19,7 +19,7 @@ def refusals(config: PlacedConfig, members: Sequence[ProcessInfo]) -> dict[int, 
     {} if the job follows no report.
 
     Raises:
-      UsageError: there is no report of that name, or it is not one to go by.
+      UsageError: there is no report of that name, or it is not valid for this job.
       TransportError: The report allows no transport to some process.
     """
     if not config.qualification:
@@ -79,7 +79,7 @@ def refusal(
     other: ProcessInfo,
     transport: str,
 ) -> str:
-    """Why a transport can't be taken between two processes, or "". Pure."""
+    """Why two processes can't use a transport, or "". Pure."""
     ends = sorted((info.host, info.platform) for info in (one, other))
     same_host = one.host_id == other.host_id
     pairs = [

@@ -1,4 +1,4 @@
-"""Replicas: whether all copies of a value have equal bits, and how to give them the first one's.
+"""Comparison of the bits of all replicas of a value, and synchronization with the first one.
 
 Compilers of two vendors round differently (fused multiply-add, their own exp, the order of sums),
 so what every island computes for itself can differ in its last bits, from initialization on.
@@ -318,7 +318,7 @@ def _others(mesh: Mesh, spec: P, digests: np.ndarray) -> list[int]:
 def _from_first(
     mesh: Mesh, values: Sequence[jax.Array], keeps: bool
 ) -> tuple[Sequence[jax.Array], np.ndarray]:
-    """The first replica's bits everywhere, if `keeps`; the largest difference from it, by leaf."""
+    """Largest difference from the first replica, by leaf; with `keeps`, its bits everywhere too."""
     specs = tuple(map(_spec, values))
     firsts, largest = _first_program(mesh, specs, keeps)(*values)
     return firsts, np.asarray(largest)

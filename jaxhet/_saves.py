@@ -42,7 +42,7 @@ class Saves:
 
     @contextlib.contextmanager
     def under_way(self, save: Save) -> Iterator[None]:
-        """Counts `save` as under way inside the context."""
+        """Context of a save, which counts as under way inside."""
         with self._lock:
             self._under_way.append(save)
         try:

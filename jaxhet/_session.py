@@ -106,7 +106,7 @@ class Session:
         return _islands.of_process(self.islands, self.process)
 
     def observe(self, observer: Observer) -> None:
-        """Tells an observer of the job's failure and end."""
+        """Registers an observer of the job's failure and end."""
         self._observers.append(observer)
 
     @property
@@ -142,7 +142,7 @@ class Session:
         return self._membership.loss if self._membership else None
 
     def acknowledge(self) -> None:
-        """The program knows of the failure: it is not ended by the watch any more."""
+        """Records that the program knows of the failure: the watch does not end it any more."""
         self._acknowledged.set()
 
     def raise_if_failed(self) -> None:
@@ -161,7 +161,7 @@ class Session:
             self.raise_if_failed()
 
     def translate(self, error: BaseException) -> JaxhetError | None:
-        """Our error inside one of JAX's, or None if it is not ours."""
+        """The error of jaxhet inside an error of JAX, or None."""
         match = _ERROR_PATTERN.search(str(error))
         if match is None or match[1] not in _errors.BY_NAME:
             return None
@@ -288,7 +288,7 @@ class Session:
             self._relay.close()
 
     def _wait_until_idle(self, timeout_s: float) -> bool:
-        """Waits for the devices of this process; returns whether they have done all their work."""
+        """Waits for the devices of this process; returns whether they are idle."""
         if self._wait_for_devices is not None:
             return self._wait_for_devices(timeout_s)
         if not self.error():
@@ -326,7 +326,7 @@ class Session:
         )
 
     def _fail_exit(self, uncaught: BaseException | None) -> None:
-        """A program that was not told of the job's failure does not end as if it had succeeded."""
+        """Makes a program that does not know of the job's failure exit with an error code."""
         error = self.error()
         if error is None or uncaught is not None or self._acknowledged.is_set():
             return
@@ -355,7 +355,7 @@ class Session:
 
 
 def _uncaught() -> BaseException | None:
-    """The exception by which the program ends, if it does; `sys.exit(0)` is none."""
+    """The exception that ends the program, if there is one; `sys.exit(0)` does not count."""
     error = sys.exception() or getattr(sys, "last_exc", None)
     is_success = isinstance(error, SystemExit) and not error.code
     return None if is_success else error
@@ -387,7 +387,7 @@ def install(session: Session) -> None:
 
 
 def remove() -> Session | None:
-    """Takes the process's session out of use and returns it."""
+    """Ends the use of the process's session and returns it."""
     session = current()
     _current.clear()
     return session
@@ -402,8 +402,8 @@ def stats() -> dict[str, Any]:
       `bytes_sent_<transport>` and `bytes_received_<transport>`; on GPUs `bytes_zero_copy_sent`, the
       part of the sent bytes that the receiver's GPU read out of the operand, and
       `bytes_zero_copy_received`, the part of the received bytes that this process's GPUs read out
-      of the sender's operand. An exchange between GPUs counts from when its GPU
-      comes to it, and is looked at every 5 ms: shorter ones may count 0.
+      of the sender's operand. The time of an exchange between GPUs starts when its
+      GPU reaches it, and is sampled every 5 ms: shorter ones may count 0.
 
     Raises:
       UsageError: `jaxhet.initialize` was not called.

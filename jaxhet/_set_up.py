@@ -169,7 +169,7 @@ def _prepare_gpus(config: PlacedConfig, members: Sequence[ProcessInfo]) -> bool:
 def _sharing(
     config: PlacedConfig, membership: Membership
 ) -> Callable[[Callable[[str], str]], shared_programs.SharedPrograms]:
-    """Has the first process of a tuning class compile programs, and the others load them."""
+    """Makes the first process of a tuning class compile programs, and the others load them."""
     process = config.process_id
 
     def tuning_class(info: ProcessInfo) -> tuple[object, ...]:
@@ -226,7 +226,7 @@ def make_process_info(
 def _data_sockets(members: Sequence[ProcessInfo]) -> int:
     """Smallest number of data sockets between two processes.
 
-    Equally many for each pair of interfaces, and more where the round trip is long.
+    A multiple of the number of interface pairs; more sockets where the round trip is long.
     """
     # Data between GPUs moves over device channels, not between processes.
     on_gpus = all(info.platform in jaxlib.GPU_PLATFORMS for info in members)
@@ -297,7 +297,7 @@ def _make_connector(
 
 
 def _start_jax(job: _Job) -> _session.Session:
-    """Starts JAX's client and backends; on them the session."""
+    """Starts JAX's client and backends, then the session."""
     config, membership, engine = job.config, job.membership, job.engine
     members = membership.members
     places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
@@ -412,7 +412,7 @@ def _create_backend(
 
 
 def _check_gpus(devices: Sequence[Device], gpus: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses different GPUs in a process whose plugin gives all of them the name of the first.
+    """Refuses different GPUs in a process if its plugin gives them all the name of the first one.
 
     XLA compiles one executable for all GPUs of a process, and programs could not tell them apart.
     """

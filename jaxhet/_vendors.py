@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 @dataclasses.dataclass(frozen=True)
 class Vendor:
-    """Facts about a vendor that no library tells.
+    """Facts about a vendor that no library provides.
 
     Attributes:
       platform: JAX's name of the platform. Packages of the plugin begin with `jax-<platform>`, and
@@ -18,7 +18,7 @@ class Vendor:
       num_queues: Number of queues that a job of several islands sets.
       pci_vendor: Vendor in the PCI configuration of a GPU.
       jax_extra: Package that installs JAX with the plugin.
-      driver_version: Writes the driver's number of its interface as people do.
+      driver_version: Formats the number of the driver's interface as a version.
       device_files: Beginning of the names in /dev of the GPUs, before a number; "": JAX counts
         them.
     """
@@ -35,7 +35,7 @@ class Vendor:
     device_files: str = ""
 
 
-# In the order in which JAX tries them.
+# The order is that in which JAX tries platforms.
 VENDORS = (
     Vendor(
         platform="cuda",

@@ -29,7 +29,8 @@ from typing import Any, Self
 from jaxhet import _config
 from jaxhet._launch.gpus import Gpus
 
-# For `env`: without LLVM's optimizations, compilation takes a fifth of the time. HLO is the same.
+# Value of `env` that turns LLVM's optimizations off: compilation takes a fifth of the time. HLO is
+# the same.
 FAST_COMPILE = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 }
@@ -368,7 +369,7 @@ def join() -> None:
 
 
 def _is_in_job() -> bool:
-    """Whether this is a process of a job of islands, not of an ordinary JAX world."""
+    """Whether this process belongs to a job of islands rather than an ordinary JAX world."""
     return _config.resolve().process_id is not None
 
 

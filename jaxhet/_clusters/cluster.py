@@ -35,8 +35,8 @@ class Scheduler:
       name: Value of `cluster_detection_method` that selects this scheduler.
       title: Name of the scheduler in messages.
       variables: Environment variables that all its processes have.
-      how: How to start a program so that they are.
-      find: Reads what they say about this process. Raises UsageError where they contradict each
+      how: Command that starts a program with these variables.
+      find: Reads the variables of this process. Raises UsageError where they contradict each
         other.
     """
 
@@ -60,7 +60,7 @@ class Scheduler:
 
 
 def number(environ: Environ, name: str) -> int:
-    """A variable that holds a number from 0 on.
+    """Value of a variable that must hold a number of at least 0.
 
     Raises:
       UsageError: It does not.

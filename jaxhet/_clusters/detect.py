@@ -10,8 +10,8 @@ from jaxhet._clusters import indexed_job, jax_variables, jobset, mpich, open_mpi
 from jaxhet._clusters.cluster import Environ, Found
 from jaxhet._errors import UsageError
 
-# Hydra, and Open MPI's mpirun, may run inside of a Slurm allocation, whose variables then count
-# the daemons: they come first. JobSet and Volcano make pods of Kubernetes.
+# Hydra and Open MPI's mpirun may run inside a Slurm allocation, whose variables then describe
+# their daemons: they precede Slurm. JobSet and Volcano make pods of Kubernetes.
 SCHEDULERS = tuple(
     module.SCHEDULER for module in (open_mpi, mpich, slurm, jobset, volcano, indexed_job)
 )
@@ -31,7 +31,7 @@ class Detected:
     Attributes:
       title: Name of the scheduler in messages; "" without a scheduler.
       found: By option.
-      hints: Sentences about schedulers of whose variables only some are set.
+      hints: Sentences about schedulers whose variables are incomplete.
     """
 
     title: str = ""
@@ -39,7 +39,7 @@ class Detected:
     hints: tuple[str, ...] = ()
 
     def without(self, *options: str) -> "Detected":
-        """The same, but for some options: those that the user decides."""
+        """A copy without the options that the user has set."""
         found = {name: f for name, f in self.found.items() if name not in options}
         return dataclasses.replace(self, found=found)
 

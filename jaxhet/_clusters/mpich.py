@@ -1,13 +1,13 @@
 """MPICH, Intel MPI and others whose `mpiexec` is Hydra.
 
-Hydra says nothing about where rank 0 runs, nor in which of several contexts separated by `:` a rank
-is: give the coordinator's address, and islands by `jaxhet run --island`, in each context.
+No variable of Hydra tells where rank 0 runs, or to which of several contexts (separated by `:`) a
+rank belongs: give the coordinator's address, and islands by `jaxhet run --island`, in each context.
 """
 
 from jaxhet._clusters.cluster import Environ, Finding, Found, Scheduler, number, own_gpu
 
 _RANK, _SIZE = "PMI_RANK", "PMI_SIZE"
-# Hydra's own; `srun --mpi=pmi2` sets the others as well.
+# Only Hydra sets these two; `srun --mpi=pmi2` sets the other variables as well.
 _LOCAL_RANK, _LOCAL_SIZE = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
 
 

@@ -30,7 +30,7 @@ from jaxhet._job.proofs import Swap
 # way at the same time.
 SIZES = (8, 16 << 10, (16 << 10) + 1, (512 << 10) - 1, 1 << 20, 16 << 20)
 CHECKS = 20  # exchanges of each size and pair of ranks that are compared
-# Bytes -> how often, one after the other, for times. Even numbers, so that all bytes return.
+# Bytes -> number of sequential swaps that are timed. Even numbers, so that all bytes return.
 TIMED = {8: 200, 1 << 20: 40, 16 << 20: 8}
 _AXIS = "rank"
 
@@ -161,7 +161,7 @@ class Job:
     def _look(
         self, counts: jax.Array, mine: dict[int, str], sizes: Sequence[int], when: str
     ) -> None:
-        """Looks at the number of wrong bytes of each rank and size."""
+        """Reads the number of wrong bytes of each rank and size."""
         jaxhet.block_until_ready(counts)
         for shard in counts.addressable_shards:
             rank = shard.index[0].start or 0

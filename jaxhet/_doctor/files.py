@@ -6,7 +6,7 @@ import pathlib
 def read(root: pathlib.Path, path: str) -> str:
     """The text of a file without the white space around it; "" if it can't be read.
 
-    Entries of the kernel's tables that are not in use can't.
+    Unused entries of the kernel's tables can't be read.
     """
     try:
         return (root / path).read_text(errors="replace").strip()
@@ -26,7 +26,7 @@ def names(root: pathlib.Path, path: str) -> list[str]:
 
 
 def number(text: str, default: int) -> int:
-    """The number that a text is, decimal or 0x…."""
+    """The value of a decimal or 0x… number in a text."""
     try:
         return int(text, 0)
     except ValueError:

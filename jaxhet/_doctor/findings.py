@@ -36,7 +36,7 @@ def find(
 
 
 def compare(nics: Sequence[Nic], second: SecondLook) -> tuple[Finding, ...]:
-    """Where a second look at the NICs saw something else."""
+    """Differences between the two looks at the NICs."""
     return tuple(finding for nic in nics for finding in _of_second_look(nic, second))
 
 

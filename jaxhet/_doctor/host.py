@@ -29,7 +29,7 @@ def read_host(root: pathlib.Path) -> Host:
 
 
 def _kernel_options(root: pathlib.Path, kernel: str) -> tuple[str, dict[str, str | None]]:
-    """The file that has them, and their values."""
+    """The file that lists the kernel's options, and the values of KERNEL_OPTIONS."""
     path = f"boot/config-{kernel}"
     text = read(root, path)
     if not text:
@@ -43,7 +43,7 @@ def _kernel_options(root: pathlib.Path, kernel: str) -> tuple[str, dict[str, str
 
 
 def _memlock(limits: str) -> int | None:
-    """The soft limit of this process, out of its table of limits."""
+    """Soft limit of locked memory, in bytes, from the process's table of limits."""
     match = re.search(r"^Max locked memory\s+(\d+)", limits, re.MULTILINE)
     return int(match[1]) if match else None
 

@@ -10,7 +10,7 @@ from jaxhet._net.interfaces import here
 
 
 def link_gb_per_s(config: Config, transport: str, peer_address: str) -> float | None:
-    """This machine's link to another one, each way, in 1e9 B/s; None if it is not known.
+    """Rate of this machine's link to another one in each direction, in 1e9 B/s; None: unknown.
 
     Args:
       config: The job's options.

@@ -1,4 +1,4 @@
-"""RDMA NICs: what sysfs has of them, and what the verbs transport makes of it."""
+"""RDMA NICs, as sysfs describes them, and the choice of the verbs transport."""
 
 import dataclasses
 import ipaddress
@@ -21,8 +21,8 @@ class Choice:
     """Ports that the verbs transport of a job would use.
 
     Attributes:
-      ports: Each port that it knows, as `_ffi.nics` describes it.
-      problem: Why it knows none, or "".
+      ports: Each port that the transport knows, as `_ffi.nics` describes it.
+      problem: Why the transport knows no port, or "".
     """
 
     ports: Sequence[Mapping[str, Any]]
@@ -43,7 +43,7 @@ class Choice:
 
 
 def ask_transport(config: Config) -> Choice:
-    """Asks the transport itself, so that this is what a job does.
+    """Asks the verbs transport, whose answer a job would get too.
 
     Raises:
       UsageError: an option is out of its range.
@@ -149,5 +149,5 @@ def gid_address(text: str) -> str | None:
 
 
 def _word(text: str) -> str:
-    """The word in `4: ACTIVE`."""
+    """The word behind the number in text such as `4: ACTIVE`."""
     return text.partition(": ")[2] or text

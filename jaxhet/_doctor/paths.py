@@ -48,7 +48,7 @@ def try_paths() -> tuple[Path, ...]:
 
 
 def _serve(fds: Sequence[Sequence[int]]) -> None:
-    """In the child: the other end of each trial."""
+    """Serves the other end of each trial, in the child."""
     for pair, ends in zip(_PAIRS, fds, strict=True):
         _path(1, pair, [socket.socket(fileno=fd) for fd in ends])
 
@@ -62,7 +62,7 @@ def _socketpairs() -> list[tuple[socket.socket, socket.socket]]:
 
 
 def _path(process: int, pair: str, ends: Sequence[socket.socket]) -> Path:
-    """Decides with the other end; `ends` belong to the engine afterwards."""
+    """Chooses a transport together with the other end. The engine owns `ends` afterwards."""
     config = _config.resolve({"connect_timeout_s": _START_TIMEOUT_S}).placed(process, 2)
     control, *data = (Link(end, _NO_SECRET) for end in ends)
     peer = PeerSockets(control, tuple(data))

@@ -1,4 +1,4 @@
-"""Whether a peer can be reached, and on which way."""
+"""Whether a peer can be reached, and through which network device."""
 
 import socket
 
@@ -13,7 +13,7 @@ def reach(address: str) -> Peer:
     """Tries to connect to host:port, once.
 
     Raises:
-      UsageError: the address is none.
+      UsageError: the address is not host:port.
     """
     host, port = split_address(address, "--peer")
     try:

@@ -1,6 +1,6 @@
 """Prints as JSON what pyverbs sees of this machine's RDMA NICs: {NIC: {port: {...}}}.
 
-A program for any Python that has pyverbs, also one that is too old for jaxhet; see second_look.py.
+Runs in any Python that has pyverbs, even one too old for jaxhet; see second_look.py.
 """
 
 import importlib
@@ -18,7 +18,7 @@ def _port(context: Any, number: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Opens each NIC; one that can't be opened has the error in place of ports."""
+    """Opens each NIC. Prints the error in place of ports if a NIC can't be opened."""
     pyverbs = importlib.import_module("pyverbs.device")
     nics: dict[str, Any] = {}
     for device in pyverbs.get_device_list():

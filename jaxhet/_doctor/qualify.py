@@ -50,7 +50,7 @@ _OF_THIS_JOB = [
         "DUMP",
     )
 ]
-# Transport of pairs that can't use those in question, so that they do not end the job.
+# Transport of pairs that can't use the tested ones. Without it they would end the job.
 _FALLBACK = "socket"
 
 
@@ -221,7 +221,7 @@ def _side(answer: Answer, peer: int, allowed: Sequence[str]) -> dict[str, Proof]
     swaps = tuple(Swap(**swap) for swap in seen.swaps)
     state = "failed" if problem else "proven"
     proofs = {name: Proof(name, "refused", reason, ()) for name, reason in seen.refused}
-    # A job that does not start tells nothing of transports: the best one is not proven.
+    # A job that did not start has named no transport: the best allowed one counts as unproven.
     for name in seen.transports or allowed[:1]:
         rate = rates.get(str(peer), {}).get(name)
         proofs[name] = Proof(name, state, problem, swaps, rate)
@@ -252,7 +252,7 @@ def merge(low: Proof, high: Proof, processes: Pair) -> Proof:
 
 
 def _gather(message: Any) -> Sequence[Any]:
-    """The messages of all processes, in their order."""
+    """The messages of all processes, in the order of processes."""
     body = np.frombuffer(json.dumps(message).encode(), np.uint8)
     longest = int(np.max(multihost_utils.process_allgather(np.array([body.size]))))
     padded = np.zeros(longest, np.uint8)

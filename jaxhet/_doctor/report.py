@@ -95,7 +95,7 @@ class Gpu:
       driver: The version of the driver's interface.
       stream_values: Whether streams can wait for values in memory.
       dma_buf: Whether memory can be exported as dma-buf, for a NIC.
-      gpu_direct_rdma: Whether memory can be registered with a NIC at all.
+      gpu_direct_rdma: Whether a NIC can register the GPU's memory, by any method.
     """
 
     id: str
@@ -134,7 +134,7 @@ class Gid:
       address: An IPv6 address; `::ffff:10.0.0.1` stands for an IPv4 one.
       type: "IB/RoCE v1" or "RoCE v2".
       netdev: The network device that it belongs to; "" if that is in another namespace.
-      netdev_up: Whether that is up.
+      netdev_up: Whether the network device is up.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""NICs as pyverbs sees them, where a Python of this machine has it: a second look at them.
+"""A second look at NICs: by pyverbs, if a Python of this machine has it.
 
 Distributions have pyverbs for their own Python, which need not be the one that runs jaxhet.
 """
@@ -40,8 +40,8 @@ class SecondLook:
     """The answers of pyverbs.
 
     Attributes:
-      part: Where it is, or why there is no second look.
-      ports: By NIC and number; of NICs that it can open.
+      part: Place of pyverbs, or why there is no second look.
+      ports: NIC to port number to port, for NICs that pyverbs can open.
     """
 
     part: Part
@@ -49,7 +49,7 @@ class SecondLook:
 
 
 def look(pythons: Sequence[str] = _PYTHONS) -> SecondLook:
-    """Asks the first of these Pythons that has pyverbs."""
+    """Runs the reader in the first Python that has pyverbs."""
     reason = "no Python here"
     for python in dict.fromkeys(pythons):
         command = [python, "-I", str(_READER)]

@@ -1,4 +1,4 @@
-"""The report for people."""
+"""The report as text on a terminal."""
 
 from collections.abc import Iterable
 

@@ -18,7 +18,7 @@ _ABORTS = "with an exchange in the program, XLA's compiler would abort the proce
 
 
 class RefusedFlag(NamedTuple):
-    """A flag of XLA that can't be had: whether a value of it is meant, and why."""
+    """A flag of XLA that jobs refuse: a test of its value, and the reason."""
 
     applies: Callable[[str], bool]
     why: str
@@ -77,11 +77,11 @@ def prepare(
 
 
 def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os.environ) -> str:
-    """Has the driver give streams hardware queues of their own, unless the user chose a number.
+    """Makes the driver give each stream a hardware queue, unless the user chose a number.
 
-    Streams that share a queue wait for each other. A stream that sends may wait for the peer; what
-    shares its queue waits too, even if the peer waits for that. Call this before anything loads the
-    driver.
+    Streams that share a queue wait for each other. A stream that sends may wait for the peer.
+    Work in the same queue waits too, even if the peer needs it. Call this before anything loads
+    the driver.
 
     Args:
       platform: The process's GPU platform.
@@ -128,7 +128,7 @@ def added(given: str, completed: str) -> str:
 
 
 def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
-    """XLA's flags in `text`, completed by the ones that jaxhet needs and by `more`. Pure.
+    """The flags of `text`, with those that jaxhet needs and with `more`. Pure.
 
     Raises:
       UsageError: one of them is refused.

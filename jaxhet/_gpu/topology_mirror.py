@@ -64,7 +64,7 @@ class TopologyMirror:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what went wrong so far.
+        """Raises the thread's error, if there is one.
 
         Raises:
           PeerError: a process did not publish its devices in time.
@@ -89,7 +89,7 @@ class TopologyMirror:
                 self._client.key_value_set_bytes(copy.target, message)
 
     def _missing(self, number: int, error: Exception) -> PeerError:
-        """The error that names whose messages are not there."""
+        """The error that names the processes without a message."""
         left = {c.info.process: c for c in self._copies[number:] if not self._has(c.source)}
         if len(left) > 1:
             left.pop(0, None)  # it waits for the others

@@ -1,4 +1,4 @@
-"""XLA's tuning of kernels: whether jaxhet looks after it, and where XLA keeps what it has found.
+"""XLA's tuning of kernels: whether jaxhet controls it, and the folder of its results.
 
 Processes with equal GPUs share executables (`shared_programs.py`), so that only one of them tunes.
 With JAX's persistent compilation cache, XLA keeps a file for each kernel beside it: a program that
@@ -20,7 +20,7 @@ def is_users(flags: Mapping[str, str]) -> bool:
 
 
 def folder(process: int, cache_folder: str | None) -> pathlib.Path | None:
-    """The folder in which XLA keeps this process's results; made if it is not there.
+    """The folder of this process's tuning results; created if it does not exist.
 
     Each process has its own: XLA may read a file while another process writes it.
 

@@ -67,7 +67,7 @@ def connect_client(
 ) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
 
-    As `jax.distributed.initialize` does. Blocks until every process of the job has joined.
+    Like `jax.distributed.initialize`. Blocks until every process of the job has joined.
 
     Args:
       address: Address of the service.
@@ -129,7 +129,7 @@ def _sigterm_action(new: bytes | None = None) -> bytes:
 
 
 def let_sigterm_end_the_process() -> None:
-    """Takes SIGTERM from JAX's preemption notifier, which only notes it for the next step.
+    """Restores the action of SIGTERM, which JAX's preemption notifier only records.
 
     The notifier's handler is not Python's. A handler that the program has set since stays.
     """
@@ -141,7 +141,7 @@ def let_sigterm_end_the_process() -> None:
 def bind_gloo(client: Any, address: str) -> None:
     """Makes the CPU backend's own collectives listen on `address` alone, before the backend exists.
 
-    JAX leaves it to Gloo, which takes the address that the host name has.
+    By default Gloo listens on the address that the host name resolves to.
     """
     from jax._src import xla_bridge
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
@@ -191,7 +191,7 @@ def local_topology_key(topology: tuple[str, str], process: int) -> str:
     """Where a process puts a message about its devices, in the key-value store.
 
     Args:
-      topology: The names under which a platform's plugin is loaded, and which it gives itself.
+      topology: Names of a platform's plugin: the one it is loaded under, and its own.
       process: The process.
     """
     plugin, platform = topology
@@ -220,10 +220,11 @@ def unblock_backend(
 
 
 def device_wait() -> Callable[[float], bool]:
-    """Makes a function that waits until this process's devices have done all their work.
+    """Makes a function that waits until this process's devices are idle.
 
-    Each is given one more program, which it runs last. The programs are loaded here: a driver that
-    loads one while a device waits for a peer waits too, and lets nobody end the device's wait.
+    Each device gets one more program, which it runs last. The programs are loaded here. While a
+    device waits for a peer, a driver that loads a program would wait too, and nothing could end
+    the device's wait.
 
     Returns:
       A function that waits for at most so long, and returns whether all devices were done.
@@ -253,7 +254,7 @@ def wait_for_arrays(timeout_s: float) -> bool:
     Needed on CPUs, where a device may run programs in another order than they were given to it.
 
     Returns:
-      Whether all are.
+      Whether all of them are computed.
     """
     deadline = time.monotonic() + timeout_s
     for array in jax.live_arrays():
@@ -283,10 +284,10 @@ def skip_exit_waits() -> None:
 
 
 def refuse_shared_programs() -> None:
-    """Checks that every process compiles its own programs.
+    """Checks that JAX makes each process compile its own programs.
 
     Raises:
-      UsageError: JAX is set to give the program of one process to all.
+      UsageError: JAX is configured to send one process's program to all others.
     """
     if jax.config.jax_share_binary_between_hosts:
         raise UsageError(
@@ -330,7 +331,7 @@ def prepare_to_compile_only() -> None:
 
 
 def register_unused_handlers(targets: tuple[str, ...], platform: str) -> None:
-    """Registers custom calls that programs have and that never run; compilers want a handler."""
+    """Registers handlers that never run: compilers refuse custom calls without one."""
     from jaxlib.cpu import _lapack  # pyright: ignore[reportAttributeAccessIssue]
 
     handler = next(h for name, h in _lapack.registrations().items() if name.endswith("_ffi"))
@@ -391,8 +392,8 @@ def guard_compilation_cache(
     Args:
       salt: Facts, besides JAX's key, that a program on the devices of these ids depends on. Called
         at every compilation.
-      accept: Gets the compiled module of every hit before the program can run; what it refuses is
-        compiled anew.
+      accept: Gets the compiled module of every hit before the program can run; on False the program
+        is compiled.
       writes: Whether this process writes entries.
     """
     from jax._src import compilation_cache as cache

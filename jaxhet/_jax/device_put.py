@@ -1,4 +1,4 @@
-"""Where JAX puts an array on other devices; uses JAX's internals, as `_jax/compat.py` does.
+"""Hook of `jax.device_put`; uses JAX's internals, as `_jax/compat.py` does.
 
 tests/multiprocess/test_jax_api.py tests it.
 """
@@ -17,12 +17,12 @@ def divert(
     crosses: Callable[[Sharding, Sharding], bool],
     put: Callable[[jax.Array, Sharding], Mapping[Device, jax.Array]],
 ) -> None:
-    """Has another function do what `jax.device_put` would do, for some pairs of shardings.
+    """Replaces `jax.device_put` for some pairs of shardings.
 
-    Arrays that are not committed are not asked for: each process has a copy of them.
+    Uncommitted arrays keep JAX's function: each process has a copy of them.
 
     Args:
-      crosses: Gets the shardings of an array and of the result; whether `put` does it.
+      crosses: Gets the shardings of an array and of the result; returns whether `put` moves it.
       put: Gets an array and the sharding of the result; returns the result's shards on devices of
         this process, which have memory of their own. No mesh is set meanwhile.
     """

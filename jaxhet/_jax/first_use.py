@@ -15,7 +15,7 @@ def call_before_backends(check: Callable[[], None]) -> None:
     """Calls `check` before each use of JAX that would create its backends.
 
     An error of `check` is raised in their place. It may create the backends itself, also on other
-    threads: JAX's own cache of backends, whose entry the first use holds, is not asked meanwhile.
+    threads: meanwhile JAX's cache of backends, whose entry the first use holds, is bypassed.
     """
     from jax._src import xla_bridge
 

@@ -24,7 +24,7 @@ def allow_unequal_processes() -> None:
     gather_rows = jax.jit(lambda x: x, out_shardings=whole)
 
     def gather(x: Any) -> np.ndarray:
-        """Rows of all processes, one after the other."""
+        """Rows of all processes, in the order of processes."""
         own = jax.device_put(x, first[jax.process_index()])
         shape = (len(first) * x.shape[0], *x.shape[1:])
         y = gather_rows(jax.make_array_from_single_device_arrays(shape, rows, [own]))

@@ -30,7 +30,7 @@ def expected_platform() -> str:
     """
     from jax._src import hardware_utils, xla_bridge
 
-    # Without a GPU JAX leaves CUDA out.
+    # JAX omits CUDA where there is no GPU.
     absent = () if hardware_utils.has_visible_nvidia_gpu() else ("cuda",)
     chosen = _chosen_platforms()
     first = next((name for name in chosen or ("gpu",) if name not in absent), None)
@@ -120,5 +120,5 @@ def _num_cpu_devices(none: int = 1) -> int:
 
 
 def use_gpus(platform: str, numbers: Iterable[int]) -> None:
-    """Leaves other GPUs that the process sees alone, before the backend of "cuda" or "rocm"."""
+    """Restricts the backend to some of the visible GPUs. Call it before the backend exists."""
     jax.config.update(f"jax_{platform}_visible_devices", ",".join(map(str, numbers)))

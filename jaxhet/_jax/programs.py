@@ -28,8 +28,8 @@ def watch_lowering(
 ) -> None:
     """Numbers the equations of every program that is lowered, and marks its module.
 
-    An equation's label becomes a part of its name stack, so that XLA carries it in the `op_name` of
-    all that it makes of the equation.
+    An equation's label becomes a part of its name stack, which XLA copies into the `op_name` of
+    each instruction of the equation.
 
     Args:
       labels: Gets a jaxpr; gives a label for each of its equations.
@@ -112,17 +112,17 @@ def guard_launches(
     check: Callable[[str], None],
     accept: Callable[[bytes], bool],
 ) -> None:
-    """Asks before programs are launched by a thread that `own_launches` was not called by.
+    """Calls `check` before a thread that has not called `own_launches` launches a guarded program.
 
-    JAX launches most calls in C++, without asking anybody. It looks its programs up by a context of
-    the calling thread, too, so that in all other threads each call comes to Python.
+    JAX launches most calls in C++. Its key of a program contains a context of the calling thread.
+    In threads with another context each call runs through Python, where it is checked.
 
     Args:
       attribute: The frontend attribute of a module that names its program.
-      is_guarded: Whether a compiled program of this name is one to ask for.
+      is_guarded: Whether a compiled program of this name is guarded.
       check: Gets the name of a function; raises if this thread must not launch it.
-      accept: Gets the compiled module of an executable that was serialized, and says whether it is
-        one to ask for; raises if it can't be used.
+      accept: Gets the compiled module of a serialized executable, and returns whether it is
+        guarded; raises if it can't be used.
     """
     guarded: set[int] = set()  # by identity: an executable lives as long as what launches it
 
@@ -185,11 +185,11 @@ class Sharing(Protocol):
         ...
 
     def compiling(self, among: tuple[int, ...], key: str) -> AbstractContextManager[None]:
-        """Takes note that this process compiles or loads a program inside, or fails to."""
+        """Context in which this process compiles or loads a program; an error in it is recorded."""
         ...
 
     def give(self, key: str, executable: bytes, program: str) -> None:
-        """Gives the others an executable of this process."""
+        """Sends an executable of this process to the others."""
         ...
 
     def refuse(self, key: str, why: str) -> None:
@@ -219,8 +219,8 @@ def share_executables(
         executable. Returns the loaded executable and its serialized form, or None and None if
         this process has to compile the program.
       attribute: The frontend attribute of a module that names its program.
-      is_described: Whether the name of a program says which Python functions XLA calls while it
-        compiles the program: the module has their addresses only.
+      is_described: Whether a program's digest describes the Python functions that XLA calls while
+        it compiles. (The module itself has only their addresses.)
     """
     _watch_cache()
     sharer = _Sharer(process, sharing, fetch, attribute, is_described)
@@ -230,7 +230,7 @@ def share_executables(
 
 @dataclasses.dataclass(frozen=True)
 class _Sharer:
-    """The stand-ins of `share_executables`, whose arguments it has, for two functions of JAX."""
+    """Replacements of two functions of JAX; its arguments are those of `share_executables`."""
 
     process: int
     sharing: Callable[[], Sharing | None]
@@ -241,7 +241,7 @@ class _Sharer:
     def compile_or_get_cached(
         self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, *args: Any
     ) -> Any:
-        """JAX's function, with the program known to those that share it before and after."""
+        """JAX's function, between messages to the processes that share the program."""
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
         known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self.sharing()
@@ -280,7 +280,7 @@ class _Sharer:
                     return found
         found = compile(backend, module, devices, options, callbacks)
         if this is not None and this.among[0] == self.process:
-            # Before JAX's cache writes a file, because others wait.
+            # Sent before JAX's cache writes its file, because other processes wait.
             this.tell(lambda: backend.serialize_executable(found))
         return found
 
@@ -310,7 +310,7 @@ class _Compilation:
       among: The processes that share it.
       key: Identity of the program.
       program: The name in the attribute of its module, or "".
-      known: Gives it to the others.
+      known: Sends the executable to the others.
       serialized: The executable, once it was serialized.
       is_told: Whether the process that compiles has told the others.
     """
@@ -343,7 +343,7 @@ _current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(
 
 @dataclasses.dataclass
 class _Serialized:
-    """Stands for a loaded executable, which XLA may not be able to serialize again."""
+    """A loaded executable with its bytes: XLA may not be able to serialize it again."""
 
     content: bytes
 
@@ -375,8 +375,8 @@ _INSPECTS = "@InspectSharding("
 def _key(module: Any, devices: Any, options: Any, is_described: bool) -> str | None:
     """A digest of a module, equal in all processes of a program, and of XLA's options for it.
 
-    Left out: places in the source, since processes may have it in different folders, and addresses.
-    The module's own attribute has the program's digest, which tells what is at an address.
+    It omits source locations, since processes may have different folders, and addresses. The
+    digest in the module's attribute describes the objects at these addresses.
 
     Returns:
       The digest; None if the program can't be shared, because it holds an unknown address.
@@ -400,7 +400,7 @@ def _launch_context() -> Any:
 
 
 def own_launches(number: int) -> None:
-    """Lets this thread launch guarded programs in C++; another one that did so no more.
+    """Lets only the calling thread launch guarded programs in C++.
 
     Args:
       number: Another one at each call.
@@ -412,10 +412,10 @@ def own_launches(number: int) -> None:
 
 
 def disable_tuning_folder_of_jax() -> None:
-    """Keeps JAX from naming a folder for tuned kernels to XLA; one in XLA's flags still counts.
+    """Stops JAX from setting XLA's folder for tuned kernels; a folder in XLA's flags still counts.
 
-    With a persistent cache, JAX names one folder to all processes, and process 0 writes to it. It
-    lies in the cache, or in the working directory if the cache's name is "".
+    With a persistent cache, JAX gives all processes one folder, and process 0 writes to it. The
+    folder lies in the cache, or in the working directory if the cache's name is "".
     """
     caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] or ""
     names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")

@@ -1,4 +1,4 @@
-"""All names of JAX that jaxhet gives another meaning.
+"""All names of JAX that jaxhet replaces.
 
 tests/python/test_jax_replacements.py compares the table with the installed JAX.
 """
@@ -12,7 +12,7 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import jaxlib
 
 # Replaced names of JAX, each with the reason. All tested versions have the functions
-# (`jaxlib.TESTED`). The last two names are values, by `put`.
+# (`jaxlib.TESTED`). `put` replaces the last two names, which are values.
 REPLACEMENTS = {
     "jax._src.interpreters.mlir:jaxpr_subcomp": "number equations in the names of operations",
     "jax._src.interpreters.mlir:lower_jaxpr_to_module": "tell programs apart",
@@ -41,7 +41,7 @@ REPLACEMENTS = {
 
 
 def install(name: str) -> Callable[[Callable[..., Any]], None]:
-    """Puts a function in the place of one of JAX, which becomes its first argument.
+    """Replaces a function of JAX; the new one gets the old one as its first argument.
 
     If a name is replaced more than once, the newest function is called, and its first argument is
     the function that it has replaced.
@@ -74,7 +74,7 @@ def install(name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 def put(name: str, value: Any) -> None:
-    """Puts a value in the place of a name that is no function of JAX."""
+    """Replaces a value of JAX."""
     setattr(*place(name), value)
 
 

@@ -12,7 +12,7 @@ from jaxhet._jax.replacements import put
 def set_partitions(partitions: Mapping[int, int], process: int, platform: str) -> None:
     """Puts the devices of each process into a partition (slice), before JAX's backend exists.
 
-    Plugins of GPUs are told. On CPUs XLA makes a slice of each host, whatever it is told.
+    Plugins of GPUs get the partitions as options. On CPUs XLA always makes a slice of each host.
 
     Args:
       partitions: The partition of each process.
@@ -28,10 +28,10 @@ def set_partitions(partitions: Mapping[int, int], process: int, platform: str) -
 
 
 def accept_in_make_mesh() -> None:
-    """Makes `jax.make_mesh` accept devices of several slices, by whatever name it is called.
+    """Makes `jax.make_mesh` accept devices of several slices, also where it was imported before.
 
-    It refuses them after it has laid them out, by a call of `hasattr`. The name is given another
-    meaning in its module, since programs have imported the function itself.
+    JAX's function refuses them by a call of `hasattr`. That name is replaced in its module:
+    programs may hold the function itself already.
     """
 
     def has_attribute(value: Any, name: str) -> bool:

@@ -22,7 +22,8 @@ def sizes(islands: Sequence[str]) -> dict[str, int]:
     """The sizes in `islands`, in order; empty if names have no sizes.
 
     Raises:
-      UsageError: A size is no number above 0, some islands have none, or two have one name.
+      UsageError: A size is not a positive number, only some islands have sizes, or a name
+            occurs twice.
     """
     parts = {text: text.partition("=") for text in islands}
     sized = {text: part for text, part in parts.items() if part[1]}

@@ -1,6 +1,6 @@
 """Opens the sockets between processes: one for control, several for data.
 
-Ranks that have no better path get some of their own, too. All are authenticated with the job
+Pairs of ranks without a better path get their own sockets too. All are authenticated with the job
 secret. The process with the higher id connects to the lower one. A socket is handed to the engine
 only after the handshake, with the keys that it made (`_job/listener.py`).
 
@@ -26,8 +26,8 @@ from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
 _FIRST_DEVICE_SOCKET = 1000
-# Channel of the connection that says, by its first byte, that all connections of device channels
-# after the start are there.
+# Channel of the connection whose first byte says that all connections of device channels that were
+# opened after the start exist.
 _DEVICE_SOCKETS_READY = _FIRST_DEVICE_SOCKET - 1
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
@@ -72,8 +72,8 @@ def connect_peers(
     Args:
       listener: Listener of this process.
       members: Processes to connect to.
-      data_sockets: Smallest number for each of them. 0: only control is connected. A peer with a
-        long round trip has more.
+      data_sockets: Smallest number for each of them. 0: only the control socket is connected. Peers
+        with a long round trip have more.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
       is_patient: Whether peers may compile, so that a handshake may take longer than its limit. The
@@ -108,7 +108,7 @@ def _num_data(control: Link, fewest: int, num_pairs: int) -> int:
 
 
 def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
-    """Whether a process with a higher id has made all its connections: `connect_peers` is quick."""
+    """Whether `connect_peers` would return at once: a peer has made all its connections."""
     links = listener.links_of(info.process)
     if 0 not in links:
         return False
@@ -178,7 +178,7 @@ def connect_device_channels(
 
     Args:
       listener: Listener of this process.
-      sockets: Which ranks, and how many sockets.
+      sockets: Pairs of ranks, and the number of their sockets.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
       is_patient: Whether peers may compile, as in `connect_peers`. All pairs are of one peer then.
@@ -233,8 +233,8 @@ def _connect_channels(
 ) -> dict[tuple[int, int], Link]:
     """The sockets of each channel to each peer, by process and channel.
 
-    `spoken_on`: peers may compile, and the end that connects speaks on this channel when it has
-    connected all. `is_patient`: they may, and it has.
+    `spoken_on`: channel on which the connecting end sends a byte when it has made all connections;
+    peers may compile before. `is_patient`: peers may compile, and that byte has been sent.
     """
     is_patient |= spoken_on is not None
     deadline = time.monotonic() + timeout_s
@@ -264,7 +264,7 @@ def _connect_channels(
 
 
 def _at_once(listener: Listener) -> int:
-    """Number of sockets that a process opens at a time: all may reach one listener."""
+    """Number of sockets that a process opens at a time; all of them may reach one listener."""
     return max(1, min(_MOST_AT_ONCE, MOST_HALF_OPEN // 2 // listener.num_processes))
 
 
@@ -332,7 +332,7 @@ def _connect(
 
 
 def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> socket.socket:
-    """A connection to where a process listens."""
+    """A connection to an address at which a process listens."""
     host, port = split_address(info.address)
     while True:
         check()
@@ -348,7 +348,7 @@ def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> sock
 
 
 def wait_for_reason(check: Callable[[], None]) -> None:
-    """Lets `check` say that a peer has died, if that is why it went away."""
+    """Waits for `check` to raise the reason of a lost connection: the peer has died."""
     deadline = time.monotonic() + _DEATH_KNOWN_WITHIN_S
     while time.monotonic() < deadline:
         check()

@@ -2,7 +2,7 @@
 
 The process with the higher id connects, as in `_job/bootstrap.py`. A process that needs peers names
 them to the coordinator, which has those with higher ids connect, and answers which have left. The
-other end takes part on a thread of its own: it may be anywhere in its program.
+other end connects on a thread of its own, wherever its program is.
 """
 
 import concurrent.futures
@@ -34,9 +34,9 @@ def connects_all(choice: str, members: Sequence[ProcessInfo]) -> bool:
 def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
     """Processes to which a process connects at the start where not all are connected. Pure.
 
-    They have its place on the islands before and after its own; a smaller island has several in a
-    place. Every process then has a peer that notices its silence. Processes with GPUs also connect
-    to the processes of their host, whose devices share memory with theirs.
+    They have the same place, modulo the size of an island, on the previous and the next island, so
+    that every process has a peer that notices its silence. Processes with GPUs also connect to the
+    processes of their host, whose devices share memory with theirs.
     """
     islands: dict[str, list[int]] = {}
     for info in members:
@@ -68,7 +68,7 @@ class Opener:
 
 
 class _Pair:
-    """Connection to one peer: not there, on its way, there or failed."""
+    """Connection to one peer: absent, being made, connected or failed."""
 
     def __init__(self) -> None:
         self.is_claimed = False  # by the thread that connects
@@ -146,7 +146,7 @@ class Connector:
         return pair.done.is_set() and pair.error is None
 
     def leave(self) -> None:
-        """Connects nobody any more; peers that try find the connection closed."""
+        """Makes no more connections; peers that try find theirs closed."""
         self._is_closing = True
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ one authenticated connection to every process of the job:
                             "service": "host:port", "certificate": …}
                                                 all processes have joined and agree
                            {"event": {"kind": "gone", "process": i, "text": …}}
-                                                process i went without goodbye
+                                                process i exited without goodbye
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
     coordinator → process  {"clock": [number, microseconds]}
     process → coordinator  {"need": [process]}  a program of this process exchanges with these
@@ -19,7 +19,7 @@ one authenticated connection to every process of the job:
                            {"absent": [process]}
                                                 of the needed ones, those that leave or have left
     process → coordinator  {"leaving": true}    the process needs nobody any more
-    coordinator → process  {"all_leave": true}  nobody does
+    coordinator → process  {"all_leave": true}  all processes have said so
     process → coordinator  {"failed": Failure}  the process could not start, or has failed and is
                                                 not connected to all; everyone else is told
                            {"bye": true}        before it closes the connection
@@ -55,7 +55,7 @@ from jaxhet._net.outbox import Outbox
 if TYPE_CHECKING:
     from jaxhet._net.certificates import Authority
 
-# JAX's coordination service logs a warning that it is recoverable; ours is so on purpose.
+# Hides a warning of JAX's coordination service that it is recoverable, which is intended.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 _LINGER_S = 5.0
 
@@ -113,8 +113,8 @@ class Coordinator:
     def serve(self) -> None:
         """Serves processes until all have left; then ends the coordination service.
 
-        Listens until the job is complete. A job that is refused has late processes, which must hear
-        why.
+        Listens until the job is complete. After a refusal it still listens, to tell late processes
+        the reason.
         """
         acceptor = Acceptor(
             self._listener, self._receive_info, self._serve_one, "jaxhet-coordinator"
@@ -145,7 +145,7 @@ class Coordinator:
         return bool(set(self._infos) - self._left) or not (self._infos or self._error)
 
     def stop(self) -> None:
-        """Ends `serve` although processes are left."""
+        """Ends `serve`, even if processes are still in the job."""
         with self._lock:
             self._stop = True
             self._lock.notify_all()
@@ -308,7 +308,7 @@ class Coordinator:
             self._lock.notify_all()
 
     def _introduce(self, process: int, needed: Sequence[int]) -> None:
-        """Has peers with higher ids connect to a process; tells it which peers leave."""
+        """Asks peers with higher ids to connect to a process; tells it which peers leave."""
         with self._lock:
             absent = [p for p in needed if p in self._leaving or p in self._left]
             if absent and process in self._outboxes:

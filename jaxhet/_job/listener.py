@@ -112,7 +112,7 @@ class Listener:
           process: This process.
           job: The id of the job.
           num_processes: Number of processes of the job.
-          num_channels: Number that the channel of every connection is below.
+          num_channels: Upper bound of channel numbers (exclusive).
         """
         self.process = process
         self.job = job
@@ -120,7 +120,7 @@ class Listener:
         self._assigned.set()
 
     def announce_to(self, announce: Callable[[int], None]) -> None:
-        """Calls a function, on other threads, for each connection of a peer that is not taken yet.
+        """Registers a function that other threads call for each connection that is not taken yet.
 
         It may block.
         """
@@ -273,7 +273,7 @@ class Listener:
         key, link = authenticated
         with self._arrived:
             earlier = self._links.get(key)
-            # An attempt that the peer has ended replaces no later one, whose thread was quicker.
+            # A closed attempt must not replace a later one whose thread was quicker.
             is_second = (
                 key in self._taken
                 or _has_ended(sock)
@@ -308,7 +308,7 @@ def _has_words(sock: socket.socket) -> bool:
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether the peer has closed a connection on which it said nothing."""
+    """Whether the peer has closed a connection without sending anything."""
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -318,9 +318,9 @@ def _has_ended(sock: socket.socket) -> bool:
 
 
 def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
-    """Whether a peer has left a connection, perhaps before the handshake's last bytes arrived.
+    """Whether a peer has abandoned a connection, perhaps before the handshake's last bytes arrived.
 
-    The peer has closed it, or has not acknowledged these bytes: the way between the two is broken.
+    True if the peer has closed it, or has not acknowledged these bytes (the path is broken).
     """
     try:
         if select.select([sock], [], [], timeout_s)[0]:

@@ -31,7 +31,7 @@ _NO_CLOCK = -1  # number of a question whose answer is no reading of the clock
 
 
 class Membership:
-    """A process's connection to the coordinator, and what it learnt there."""
+    """A process's connection to the coordinator, and the facts received from it."""
 
     def __init__(self, sock: socket.socket, channel: Channel):
         self._sock = sock
@@ -86,7 +86,7 @@ class Membership:
         threading.Thread(target=self._ask, args=(period_s,), name="jaxhet-ask", daemon=True).start()
 
     def _begin(self, message: dict[str, Any], identity: "Identity") -> None:
-        """Takes the coordinator's answer to the process's description."""
+        """Reads the coordinator's answer to the process's description."""
         self._hear(message)
         self.check()
         members = [ProcessInfo.from_json(fields) for fields in message["members"]]
@@ -104,7 +104,7 @@ class Membership:
         self.members = members
 
     def _silent(self, timeout_s: float) -> TransportError:
-        """Error of a job that was not complete in time, where no other cause is known."""
+        """Error of a job that was not complete in time, if no other cause is known."""
         return TransportError(
             f"the coordinator at {self._coordinator} has not started the job within {timeout_s:g}"
             " s; other processes may have another JAXHET_COORDINATOR_ADDRESS, or the coordinator a"
@@ -124,13 +124,13 @@ class Membership:
 
     @property
     def failure(self) -> JaxhetError | None:
-        """The first thing that the coordinator said went wrong."""
+        """The first failure that the coordinator has reported."""
         with self._lock:
             return self._failure
 
     @property
     def loss(self) -> TransportError | None:
-        """The error, if the coordinator has ended or is silent."""
+        """The error if the coordinator has exited or is silent; else None."""
         with self._lock:
             return self._loss
 
@@ -158,7 +158,7 @@ class Membership:
     def listen_needs(
         self, on_need: Callable[[int], None], on_absent: Callable[[int], None]
     ) -> None:
-        """Sets functions that get each process that needs this one, and needed ones that left.
+        """Sets functions that get processes: those that need this one, and needed ones that left.
 
         They must not block.
         """
@@ -183,8 +183,8 @@ class Membership:
         if not close:
             self._sock.detach()
             return
-        # The coordinator answers the end with an end. A socket that is closed before, and still
-        # receives something, drops what it has not sent.
+        # The coordinator closes its end in answer. A socket that is closed earlier, and still
+        # receives bytes, drops its unsent ones.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
         if self._reader is not None and self._loss is None:
@@ -209,7 +209,7 @@ class Membership:
             self._set(TransportError(_not_understood(error)))
 
     def _ask(self, period_s: float) -> None:
-        """Asks the coordinator for a sign of life now and then.
+        """Asks the coordinator for a sign of life at intervals.
 
         Counts questions, not seconds: this process may have been stopped itself.
         """
@@ -227,7 +227,7 @@ class Membership:
         )
 
     def _lose(self, what: str) -> None:
-        """The coordinator can't be reached any more."""
+        """Records that the coordinator can't be reached any more."""
         if self._left.is_set():
             return
         loss = self._lost(what)

@@ -1,4 +1,4 @@
-"""Which process of which job this is: what must be known before the coordinator is asked."""
+"""The options that tell which process of which job this is, before it asks the coordinator."""
 
 from collections.abc import Iterable
 

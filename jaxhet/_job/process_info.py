@@ -138,7 +138,7 @@ def _release(version: str) -> str:
 
 
 def differences_between_islands(members: Sequence[ProcessInfo]) -> list[str]:
-    """Returns what an island has in another way than the first island, a line each. Pure.
+    """Returns the differences of islands from the first island, a line each. Pure.
 
     The first island is the one of the smallest process id. Within an island, settings and versions
     are equal.

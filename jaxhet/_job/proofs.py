@@ -13,7 +13,7 @@ _STATES = ("failed", "refused", "proven")  # worst first
 
 @dataclasses.dataclass(frozen=True)
 class Swap:
-    """Both processes sent `num_bytes` to each other, several times.
+    """Measurement of two processes that sent `num_bytes` to each other, several times.
 
     Attributes:
       num_bytes: Bytes in each direction.
@@ -39,8 +39,8 @@ class Proof:
         and it does not work.
       reason: Message of each side, if the transport is not proven.
       swaps: Measurements by the lower one of the two processes.
-      link_gb_per_s: The rate of the link below, each way, in 1e9 B/s: the slower end's rate, as
-        far as they know theirs; None if neither does, and within a host.
+      link_gb_per_s: Rate of the network link in each direction, in 1e9 B/s: the smaller known rate
+        of the two ends; None: both are unknown, or the processes share a host.
     """
 
     transport: str
@@ -56,7 +56,7 @@ class Proof:
 
 
 def worst(proofs: Iterable[Proof]) -> Proof:
-    """The first of those in the worst state."""
+    """The first of the proofs with the worst state."""
     return min(proofs, key=lambda proof: _STATES.index(proof.state))
 
 
@@ -97,7 +97,7 @@ class Qualification:
       schema: `SCHEMA`; changes when a field is removed or gets another meaning.
       ok: Every pair has a proven transport, and none failed.
       versions: Versions of jax, jaxlib and jaxhet, the same everywhere.
-      written: When, as process 0's clock had it: 2026-07-31 09:30 UTC.
+      written: Time by the clock of process 0, such as 2026-07-31 09:30 UTC.
       pairs: All pairs of processes.
     """
 

@@ -33,7 +33,7 @@ class Terms:
         """`info`, completed by the coordinator's values. Pure.
 
         Raises:
-          UsageError: The sizes of the islands do not say it.
+          UsageError: The sizes of the islands do not determine the process id.
         """
         num_processes, process = info.num_processes, info.process
         islands = info.islands or tuple(filter(None, announced.text(self.sizes).split(",")))

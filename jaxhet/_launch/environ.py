@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from jaxhet import _config
 from jaxhet._launch import gpus as _gpus
 
-# In a process's environment from its start: large buffers lie in huge pages, which are copied
-# faster, out of a peer's memory above all. From glibc 2.35 on.
+# Must be set before a process starts: large buffers then lie in huge pages, which are copied
+# faster, above all from a peer's memory. Needs glibc 2.35.
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 

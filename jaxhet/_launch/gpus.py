@@ -57,7 +57,7 @@ def visible(platform: str, environ: Mapping[str, str], count: int) -> Gpus:
 
 
 def share(gpus: Gpus, wanted: Sequence[int] | None, num_processes: int) -> list[tuple[str, ...]]:
-    """Deals the GPUs out: to each process as many as it wants, or an equal share. Pure.
+    """Divides the GPUs among the processes: as many as each wants, or equal shares. Pure.
 
     Raises:
       UsageError: there are too few GPUs.

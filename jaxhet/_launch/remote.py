@@ -88,7 +88,7 @@ def _follow(process: subprocess.Popen[bytes], orders: BinaryIO) -> None:
 
 
 def _end_stragglers(process: subprocess.Popen[bytes]) -> None:
-    """Ends the processes that are left in the group of an ended process."""
+    """Kills the processes that remain in the group of an ended process."""
     deadline = time.monotonic() + _STRAGGLER_S
     is_there = _signal_group(process, signal.SIGTERM)
     while is_there and time.monotonic() < deadline:

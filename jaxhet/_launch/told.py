@@ -1,4 +1,4 @@
-"""A process tells `jaxhet launch` that it knows of the failure of its job.
+"""The message by which a process tells `jaxhet launch` that it knows of the job's failure.
 
 It writes a line on stderr, which arrives also from other hosts and without a coordinator. The
 launcher does not show the line.
@@ -10,7 +10,7 @@ _LINE = b"jaxhet: this process knows that its job has failed"
 
 
 def tell() -> None:
-    """Tells the launcher."""
+    """Writes the message."""
     os.write(2, _LINE + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""Accepts connections on a listening socket, whatever strangers do there.
+"""Accepts connections on a listening socket, and limits what strangers can do there.
 
 Anybody can connect. A connection that has not authenticated yet is *half-open*: it has a thread and
 a descriptor for as long as a handshake may take, and there is a limit for their number.
@@ -64,7 +64,7 @@ class Acceptor[T]:
         self._closing = True
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
-            # A socket that does not listen lets others have its port, unless it says otherwise.
+            # Without this, another program could bind the port of a socket that does not listen.
             self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
     def _accept(self) -> None:

@@ -23,7 +23,7 @@ _PEM = serialization.Encoding.PEM
 # other way round.
 _SERVICE = "jaxhet://service/"
 _PROCESS = "jaxhet://process/"
-# The authority ends with the job. Until then its certificates are valid whatever clocks say.
+# The authority ends with the job. Until then its certificates are valid at any time of a clock.
 _FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _UNTIL = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
 
@@ -125,8 +125,8 @@ def _builder(subject: str, key: ec.EllipticCurvePublicKey) -> x509.CertificateBu
 def _in_memory(data: bytes) -> str:
     """Name of a new file in memory that no other user can open.
 
-    It stays until this process ends: gRPC reads it again at times of its own, and its number could
-    be another file's number by then.
+    It exists until this process ends: gRPC reads it again later, and after a close its descriptor's
+    number could belong to another file.
     """
     fd = os.memfd_create("jaxhet-certificate", os.MFD_CLOEXEC)
     os.write(fd, data)

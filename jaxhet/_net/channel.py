@@ -3,8 +3,8 @@
     4 bytes  length of what follows, little-endian
     n bytes  the message as JSON, encrypted with AES-256-GCM, and a tag of 16 bytes
 
-Message i of a direction has the nonce i, so that it counts in its place only. The length is
-authenticated with it.
+Message i of a direction has the nonce i, so that it is valid only in its place. The length is
+authenticated too.
 """
 
 import json
@@ -43,7 +43,7 @@ class Channel:
         """Sends one message.
 
         Raises:
-          OSError: The connection has ended, or takes nothing for too long.
+          OSError: The connection has ended, or accepts no bytes for too long.
           TransportError: The key is used up.
         """
         body = json.dumps(message).encode()

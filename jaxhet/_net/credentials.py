@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """Names of PEM files, read again now and then as long as the process lives.
+    """Names of PEM files, which gRPC reads again while the process lives.
 
     Attributes:
       cert_file: Certificate of this end.

@@ -23,7 +23,7 @@ def limit_sends(sock: socket.socket) -> None:
 class Outbox:
     """Queue and only writer of one authenticated connection; owns a thread, not the socket.
 
-    A peer that takes nothing for `SEND_TIMEOUT_S`, or that has `_MOST_QUEUED` messages waiting, is
+    A peer that accepts nothing for `SEND_TIMEOUT_S`, or has `_MOST_QUEUED` messages waiting, is
     cut off: the reader of the connection finds it ended.
     """
 

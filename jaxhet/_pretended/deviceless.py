@@ -1,6 +1,6 @@
 """Compiles programs for a pretended job: islands of a vendor's GPUs that are not there.
 
-The compilers are the real ones, with our passes in them; what they give can't be run. All of a
+The compilers are the vendors' own, with our passes; their output can't run here. All of a
 job's islands are of one vendor, and each is one process.
 """
 
@@ -38,7 +38,7 @@ _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
 
 
 class _ScheduledError(Exception):
-    """Ends a compilation once everything that was asked for is known."""
+    """Ends a compilation when the scheduled module is known."""
 
 
 class Compiler:
@@ -161,11 +161,11 @@ class Compiler:
 def pretend(
     vendor: Vendor, num_islands: int, devices_per_island: int
 ) -> Callable[[Any], tuple[PlanReport, Costs]]:
-    """Makes a pretended job this process's own: `make_mesh` and `islands` know it.
+    """Makes this process a member of a pretended job, as `make_mesh` and `islands` see it.
 
     Returns:
-      A function that gives the exchanges of a lowered program, and what they are for. It raises
-      JaxhetError where a pass refuses the program.
+      A function that returns the exchanges of a lowered program, and their purposes. It raises
+      JaxhetError if a pass refuses the program.
 
     Raises:
       UsageError: the vendor's compiler is not installed, or an option is not valid.

@@ -1,7 +1,7 @@
 """Prometheus metrics of this process, served at a port.
 
-The package prometheus_client makes the text; the numbers are the engine's own counters, read when
-somebody asks. All metrics have the labels `process` and `island`; docs/guides/metrics.md lists
+The package prometheus_client formats them; the numbers are the engine's counters, read at each
+scrape. All metrics have the labels `process` and `island`; docs/guides/metrics.md lists
 them.
 """
 
@@ -57,7 +57,7 @@ class _Collector:
         }
 
     def collect(self) -> Iterator[Any]:
-        """All metrics with their values of now."""
+        """All metrics with their present values."""
         session = self._session
         yield self._counter(
             "jaxhet_replicas_checked",

@@ -83,7 +83,7 @@ class ProcessTrace:
 
 
 def folder(config: Config) -> pathlib.Path | None:
-    """The folder in which traces are wanted, or None.
+    """The folder for traces that the user has set, or None.
 
     Raises:
       UsageError: The folder does not exist.

@@ -17,7 +17,7 @@ import numpy as np
 
 _DIGEST_BYTES = 8
 
-# Attributes of a class that no instance computes with.
+# Attributes of a class that do not affect computations.
 _NOT_READ = frozenset(
     (
         "__abstractmethods__",
@@ -52,7 +52,7 @@ def digest(data: str | bytes) -> str:
 def is_of_library(value: Any) -> bool:
     """Whether a function or class of an installed library is found by its own name.
 
-    Libraries are equal in all processes, so the name says all.
+    Libraries are equal in all processes, so the name identifies it.
     """
     found: Any = sys.modules.get(getattr(value, "__module__", None) or "builtins")
     if found is None or not _is_library(found):
@@ -123,8 +123,8 @@ def _is_generated(value: Any, cls: type) -> bool:
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes that an object holds itself, in its dictionary and its slots, by name.
 
-    Left out is what it keeps of its own computations: cached properties, and hashes, which are
-    others in each process.
+    Omits results that the object caches: cached properties, and hashes, which differ between
+    processes.
     """
     held = dict(getattr(value, "__dict__", {}))
     for name, slot in _slots(type(value)):
@@ -150,14 +150,14 @@ def _slots(cls: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
 
 
 def is_all_in_attributes(cls: type) -> bool:
-    """Whether instances hold nothing but attributes: a class in C may hold more."""
+    """Whether instances hold attributes only; instances of a class in C may hold more."""
     count = sum(1 for _ in _slots(cls))
     count += (cls.__dictoffset__ > 0) + (cls.__weakrefoffset__ > 0)
     return not cls.__itemsize__ and cls.__basicsize__ <= object.__basicsize__ + 8 * count
 
 
 def read_by(function: types.FunctionType) -> dict[str, Any]:
-    """The values that a function reads besides its arguments: of cells, and of globals.
+    """Values that a function reads besides its arguments: cells and globals.
 
     Globals of a library's function are left out.
     """
@@ -198,7 +198,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def code_text(code: types.CodeType) -> str:
-    """Where a function is written, and a digest of its source, or of its code where there is none.
+    """Place of a function, and a digest of its source (of its code if there is no source).
 
     The source is the same under all versions of Python.
     """

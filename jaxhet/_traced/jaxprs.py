@@ -1,7 +1,7 @@
-"""The program as JAX traced it: numbers for its equations, and what tells it from other programs.
+"""The program as JAX traced it: numbers of its equations, and the program's digest.
 
-Vendors' compilers differ in what they make of a program; its jaxpr is the same on all islands. So
-an exchange is known by the number of its equation, and a program by a digest of its jaxpr.
+Vendors' compilers transform a program differently; its jaxpr is the same on all islands. So the
+number of an equation identifies an exchange, and a digest of the jaxpr identifies a program.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxhet._traced import words
 from jaxhet._traced.words import Describer, Held
 from jaxhet.compiler import PER_PLATFORM
 
-# Primitives that take time, and those that only move data between devices.
+# Primitives that take time; then primitives that only move data between devices.
 _HEAVY = frozenset(
     (
         "cholesky",
@@ -96,15 +96,15 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Depths:
-    """Operations that take time, on the longest way through a jaxpr.
+    """Numbers of operations that take time on the longest path through a jaxpr.
 
     Attributes:
-      equations: For each equation, how many are on the way to its result if it is one of them, else
-        on the way to its operands.
+      equations: For each equation, the number on the path to its result if it takes time
+        itself, else on the path to its operands.
       uses: For each equation, the depth at which the first of them that uses its result may start;
         None if there is none.
       operands: The same for each operand of the jaxpr.
-      results: How many are on the way to each result of the jaxpr.
+      results: The number on the path to each result of the jaxpr.
     """
 
     equations: tuple[int, ...]
@@ -117,10 +117,10 @@ _depths: weakref.WeakKeyDictionary[Any, _Depths] = weakref.WeakKeyDictionary()
 
 
 def labels(jaxpr: core.Jaxpr) -> list[str]:
-    """A name for each equation of a jaxpr, not of those inside.
+    """A name for each equation of a jaxpr, without those of inner jaxprs.
 
-    `e500d12u14` is equation 500; 12 operations that take time must run before what XLA makes of it
-    to move data between devices, and 14 before the first that uses its result. A sum of gradients
+    `e500d12u14` is equation 500. 12 operations that take time must run before its collectives, and
+    14 before the first such operation that uses its result. A sum of gradients
     is written after the backward pass, and may start in the middle of it: exchanges are ordered by
     these depths. In a jaxpr inside an equation they count from its start.
     """
@@ -178,7 +178,7 @@ def _least(depths: Iterable[int | None]) -> int | None:
 
 
 def _takes_time(eqn: core.JaxprEqn) -> bool:
-    """Whether an equation counts as one operation, whatever is in it."""
+    """Whether an equation counts as one operation that takes time, with all that it contains."""
     name = eqn.primitive.name
     return name in _HEAVY or name in _MOVES or name in _CONTROL_FLOW or is_declared(eqn)
 
@@ -265,12 +265,12 @@ class _Listing:
         self._bodies: dict[str, int] = {}  # inner jaxprs by digest, in the order of their listing
 
     def add(self, line: str, where: str) -> None:
-        """Adds a line; where it was written does not count."""
+        """Adds a line; its source line is not part of the digest."""
         line = " ".join(line.split())
         self._lines.append((line, where))
 
     def add_jaxpr(self, jaxpr: core.Jaxpr, path: str) -> None:
-        """Adds the equations of a jaxpr, and of those inside it that were not there before."""
+        """Adds the equations of a jaxpr, and of inner jaxprs that were not added before."""
         names: dict[Any, str] = {}
         for letter, variables in (("c", jaxpr.constvars), ("a", jaxpr.invars)):
             names |= {v: f"{letter}{i}" for i, v in enumerate(variables)}
@@ -327,7 +327,7 @@ class _Listing:
         return found if len(found) < _MOST_WORDS else f"{words.digest(found)} {found}"
 
     def text(self, value: Any, place: Callable[[], str], is_private: bool = False) -> str:
-        """Words of a value. Notes the objects that words do not describe."""
+        """Words of a value. Records the objects that words do not describe."""
         describer = Describer(
             lambda jaxpr: _digest_of_body(jaxpr, self._location), place, is_private
         )
@@ -373,7 +373,7 @@ _SKIPPED = {
     "pallas_call": ("name_and_src_info",),
     "remat_opt": ("fun_jaxpr_thunk",),
 }
-# Primitives that call a function of this process, and give nothing to the program.
+# Primitives that call a function of this process, and return nothing to the program.
 _WATCHERS = frozenset(("debug_callback", "debug_print", "inspect_sharding", "io_callback"))
 
 

@@ -1,4 +1,4 @@
-"""Values in words: equal words where a program computes the same with them, in every process.
+"""Descriptions of values: equal if a program computes the same with them, in every process.
 
 An object is described by its class and by what it holds. One that can't be described is *held*: the
 process remembers the object itself, because all objects of its class have the same words.
@@ -44,12 +44,12 @@ _CODE = (
 
 
 class Held(NamedTuple):
-    """An object of this process alone, of a program.
+    """An object of a program that exists in this process only.
 
     Attributes:
-      what: The object in words, as far as they go.
+      what: Description of the object, which may be incomplete.
       place: Where the program has it.
-      words: Equal for equal objects; None if nothing tells them apart.
+      words: Words that are equal for equal objects only; None if there are none.
       get: Returns the object; None if it was deleted.
     """
 
@@ -116,7 +116,7 @@ def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
     return re.sub(r"\{(.*?)\}", lambda m: f"{{{', '.join(sorted(m[1].split(', ')))}}}", str(spec))
 
 
-# Types whose values are plain: their text says all.
+# Types whose text describes a value completely.
 _PLAIN: dict[type, Callable[[Any], str]] = {
     bool: repr,
     int: repr,
@@ -158,7 +158,7 @@ class Describer:
         self._met: list[Any] = []  # which keeps them alive
 
     def text(self, value: Any) -> str:
-        """A value in words; one that was met before is named by its number."""
+        """A value in words; a value that occurred before is named by its number."""
         if self._is_private and not isinstance(value, _CODE):
             return self._hold_own(value)
         if (plain := _PLAIN.get(type(value))) is not None:
@@ -340,7 +340,7 @@ class Describer:
         return self._hold(value, f"{words} {self.text(_seen(value))}", None)
 
     def _hold_own(self, value: Any) -> str:
-        """Notes a value that belongs to this process."""
+        """Records a value that belongs to this process."""
         kind = type(value)
         is_plain = kind in _PLAIN or isinstance(value, np.ndarray | np.generic | enum.Enum)
         words = Describer(self._body).text(value) if is_plain else None

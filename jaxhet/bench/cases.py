@@ -72,8 +72,8 @@ def forget_operands() -> None:
 def chained(links: Sequence[tuple[Callable[[jax.Array], jax.Array], jax.Array]]) -> jax.Array:
     """Runs functions in order, each on its operand; returns the last element of each result.
 
-    To be traced. Barriers carry the order: nothing but one element is copied between two links, and
-    no compiler may merge or simplify them.
+    For use in a traced function. Barriers keep the order: only one element is copied between two
+    links, and no compiler may merge or simplify the links.
     """
     ends: list[jax.Array] = []
     for run, operand in links:

@@ -62,7 +62,7 @@ def parse_size(text: str) -> int:
     """`16K` as a number of bytes.
 
     Raises:
-      ValueError: It is no whole number, with K, M, G or nothing behind it.
+      ValueError: The text is not a whole number with an optional K, M or G.
     """
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
     return int(number) * _UNITS.get(unit, 1)

@@ -1,4 +1,4 @@
-"""`jaxhet bench` in one process of a job: all cases in turn, and a table as of nccl-tests."""
+"""`jaxhet bench` in one process of a job: all cases in turn, and a table as in nccl-tests."""
 
 import dataclasses
 import json

@@ -43,7 +43,7 @@ class Cluster:
 
     Attributes:
       coordinator: Address of the launcher's machine that all hosts reach.
-      hosts: Entries, as they stand there.
+      hosts: Entries of the file, in its order.
       ssh: Further arguments of ssh.
       env: Variables of all processes; a host's own variables win.
     """
@@ -132,7 +132,7 @@ def read(path: pathlib.Path) -> Cluster:
 
 
 def _name(value: Any) -> str:
-    """A name that ssh can't take for one of its options."""
+    """A name that ssh does not read as an option."""
     if not isinstance(value, str) or not value or value[0] == "-" or value.split() != [value]:
         raise ValueError("a name without blanks that does not begin with -")
     return value

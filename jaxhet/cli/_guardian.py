@@ -1,9 +1,9 @@
-"""Ends the processes of a job when their launcher has ended, in whatever way.
+"""Ends the processes of a job after any end of their launcher.
 
 The launcher holds one end of a pipe, the guardian reads the other. A process of the job writes its
 process group into the pipe before it becomes the user's program, the launcher writes the negative
-number when the group has ended, and at the end of the pipe the guardian kills every group that is
-left. None can slip through: a process that has not registered yet holds the pipe open itself.
+number when the group has ended, and at the end of the pipe the guardian kills every remaining
+group. It misses none: a process that has not registered yet holds the pipe open itself.
 
 The file is run as a script, so that no process waits for `import jaxhet`; standard library only.
 """
@@ -15,12 +15,12 @@ import sys
 
 
 def entry(group: int) -> bytes:
-    """The line that registers a process group, or with the negative number takes it back."""
+    """The line that registers a process group, or with the negative number removes it."""
     return b"%d\n" % group
 
 
 def guard() -> None:
-    """Reads process groups from stdin until its end, then kills those that are left."""
+    """Reads process groups from stdin until its end, then kills the remaining ones."""
     groups: set[int] = set()
     for line in sys.stdin:
         group = int(line)

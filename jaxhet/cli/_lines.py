@@ -10,8 +10,8 @@ _LONGEST_LINE_BYTES = 1024 * 1024
 class LineSplitter:
     """Splits bytes, as they arrive, into lines and hands each, without its end, to `emit`.
 
-    A line that rewrites itself with carriage returns (a progress bar) is handed on in its last form
-    only. A line of more than 1 MiB is cut.
+    Of a line that is rewritten with carriage returns (a progress bar), only the last form is handed
+    on. A line of more than 1 MiB is cut.
     """
 
     def __init__(self, emit: Callable[[bytes], None]):
@@ -19,7 +19,7 @@ class LineSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes."""
+        """Processes the next bytes."""
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._emit(_last_form(line))
@@ -40,7 +40,7 @@ def _last_form(line: bytes) -> bytes:
 
 
 def write(fd: int, data: bytes) -> None:
-    """Writes all of `data`. Waits where the reader is slow, whether or not `fd` is blocking.
+    """Writes all of `data`. Waits for a slow reader, whether or not `fd` is blocking.
 
     Raises:
       OSError: it can't be written, for example because a disk is full or nobody reads any more.

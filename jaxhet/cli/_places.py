@@ -10,12 +10,12 @@ class Place:
 
     Attributes:
       island: name of the island.
-      devices: how many; None: the program says it.
+      devices: number of devices; None: the program decides.
       gpus: the environment variables that give the process its GPUs; None: its
         devices are virtual CPU devices.
       env: variables of its island alone.
-      directory: where its command runs; None: where the launcher is.
-      remote: where it runs on another host, in place of `devices`, `gpus` and `directory`.
+      directory: working directory; None: the launcher's.
+      remote: place on another host, instead of `devices`, `gpus` and `directory`.
     """
 
     island: str

@@ -1,4 +1,4 @@
-"""A process that the launcher watches: its process group, its output, and what became of it."""
+"""A process that the launcher watches: its process group, its output, and its end."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from jaxhet.cli._lines import LineSplitter
 _READ_BYTES = 64 * 1024
 _OUR_ERROR = re.compile(r"jaxhet\.(\w+\.)*\w+Error\b.*")
 
-# The process that an error is about, as `xla_plugin/engine/common/messages.cc` names it.
+# The process that an error names, as `xla_plugin/engine/common/messages.cc` names it.
 _NAMED = re.compile(r"jaxhet\.PeerError: .*?\bprocess (\d+) \(")
 
 
@@ -60,7 +60,7 @@ class Process:
         )
 
     def poll(self) -> int | None:
-        """How it ended, as `subprocess` has it, or None while it runs."""
+        """The return code as in `subprocess`, or None while it runs."""
         return self.popen.poll()
 
     def signal_group(self, number: int) -> bool:
@@ -85,7 +85,7 @@ class Process:
         return line
 
     def summary(self) -> str:
-        """How it ended and, if that was not well, the last that it said."""
+        """How it ended and, after a failure, its last words."""
         if self.returncode is None:
             return f"{self.label}: still running"
         how = ending(self.returncode)
@@ -111,7 +111,7 @@ class Process:
         stream: IO[bytes] | None,
         emit: Callable[[bytes], None],
     ) -> None:
-        """Hands every line of `stream` to `emit`; `selector` keeps the callback as its data."""
+        """Passes every line of `stream` to `emit`; `selector` holds the callback as its data."""
         assert stream is not None
         os.set_blocking(stream.fileno(), False)
         self._outputs[stream] = LineSplitter(emit)

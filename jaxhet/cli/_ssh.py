@@ -1,4 +1,4 @@
-"""A process of a job on another host: ssh runs `jaxhet._launch.remote`, and its pipes carry all.
+"""A process of a job on another host: ssh runs `jaxhet._launch.remote` and carries its data.
 
 The job secret is written to ssh's stdin once `jaxhet._launch.remote` says that it reads. The secret
 is never in the arguments of ssh, or in its environment.
@@ -17,7 +17,7 @@ from jaxhet._launch import remote as _remote
 from jaxhet.cli._lines import write
 from jaxhet.cli._process import Process, ending
 
-# No terminal, no question for a password, and an end where the host does not answer for 60 s.
+# No terminal, no question for a password, and exit if the host does not answer for 60 s.
 _OPTIONS = (
     "-T",
     *("-oBatchMode=yes", "-oConnectTimeout=15"),
@@ -27,7 +27,7 @@ _SIGNALS = range(1, signal.NSIG)
 
 
 def command(host: str, directory: str | None, python: str, options: tuple[str, ...]) -> list[str]:
-    """The command of ssh; the user's options come first, where the first one given counts."""
+    """The command of ssh. The user's options are first: ssh uses the first value of an option."""
     remote = f"exec {shlex.quote(python)} -P -m {_remote.__name__}"
     if directory is not None:
         remote = f"cd {shlex.quote(directory)} && {remote}"
@@ -88,7 +88,7 @@ class SshProcess(Process):
         stream: IO[bytes] | None,
         emit: Callable[[bytes], None],
     ) -> None:
-        """Watches like `Process`, and hides the line that says that the other end is ready."""
+        """Watches like `Process`, and hides the line that reports that the other end is ready."""
 
         def filtered(line: bytes) -> None:
             if stream is self.popen.stdout and not self._is_ready and line == _remote.READY:
@@ -113,7 +113,7 @@ class SshProcess(Process):
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """The options of jaxhet in the launcher's environment, which count on all hosts."""
+    """The options of jaxhet in the launcher's environment, which apply on all hosts."""
     own = (_options.PREFIX + "JOB_SECRET", _options.PREFIX + "JOB_SECRET_FILE")
     counting = _config.for_new_job(environ).items()
     return {k: v for k, v in counting if k.startswith(_options.PREFIX) and k not in own}

@@ -1,4 +1,4 @@
-"""`jaxhet env`: what the environment says about this process's place in a job, and who says so."""
+"""`jaxhet env`: this process's place in a job according to the environment, and the sources."""
 
 import dataclasses
 import json
@@ -35,14 +35,14 @@ _WIDTH = 100  # width of text in a file
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Options of this process, and where each was found.
+    """Options of this process, and the source of each.
 
     Attributes:
       scheduler: Name of the scheduler in messages; "" without a scheduler.
       values: Value of each option and its source.
       missing: Options that are missing, each with a hint how to give it.
       problem: An error that `jaxhet.initialize` would raise, or "".
-      hints: Sentences about schedulers of whose variables only some are set.
+      hints: Sentences about schedulers whose variables are incomplete.
     """
 
     scheduler: str

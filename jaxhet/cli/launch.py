@@ -66,8 +66,8 @@ def launch(command: list[str], options: Options) -> int:
     Only the main thread may call it: it handles signals while it runs.
 
     Raises:
-      UsageError: no such command, the port is in use, names or sizes that are not one for each
-        island, or too few GPUs.
+      UsageError: the command does not exist, the port is in use, names or sizes are not one for
+        each island, or there are too few GPUs.
     """
     address, places = _HOST, ()
     if options.hosts is None:
@@ -102,8 +102,8 @@ def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...
     """Places of the job's processes, by id. Processes of one island have neighbouring ids.
 
     Raises:
-      UsageError: names or sizes are not one for each island, a variable is for an island that there
-        is not, or there are too few GPUs.
+      UsageError: names or sizes are not one for each island, a variable is for an unknown island,
+        or there are too few GPUs.
     """
     processes = _per_island("--processes-per-island", options.processes_per_island, options)
     names = _for_each(island_names(options), processes)
@@ -126,8 +126,8 @@ def cluster_layout(cluster: _cluster.Cluster, options: Options) -> tuple[Place, 
     """The layout of a cluster's hosts; see `layout`.
 
     Raises:
-      UsageError: an option says what the file says, a variable is for an island that there is not,
-        or this machine has too few GPUs.
+      UsageError: an option repeats a value of the file, a variable is for an unknown island, or
+        this machine has too few GPUs.
     """
     for name in ("islands", "processes_per_island", "devices", "island_names"):
         if getattr(options, name) != getattr(Options(), name):
@@ -151,7 +151,7 @@ def _island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str
 
 
 def _for_each[T](values: tuple[T, ...], processes: tuple[int, ...]) -> list[T]:
-    """The value of its island for each process."""
+    """For each process, the value of its island."""
     return [value for value, n in zip(values, processes, strict=True) for _ in range(n)]
 
 
@@ -262,7 +262,7 @@ class _Job:
             self._follow(process, place.island, started)
 
     def wait(self) -> None:
-        """Returns when every process and what it left behind has ended."""
+        """Returns when every process and all processes of its group have ended."""
         while not all(process.group_is_gone for process in self._processes):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
@@ -271,7 +271,7 @@ class _Job:
             self._fire_timers()
 
     def summarize(self) -> int:
-        """Tells the summary of a failure on stderr; returns the launcher's exit code."""
+        """Prints the summary of a failure on stderr; returns the launcher's exit code."""
         first = self._cause()
         if first is None:
             return 0
@@ -293,7 +293,7 @@ class _Job:
         return code if code > 0 else 128 - code
 
     def _cause(self) -> Process | None:
-        """The process that failed first, by its peers' errors: it may take longer to end."""
+        """The process that failed first, by its peers' errors. It may exit later than they do."""
         first = self._first_failure
         if first is None or first.named is None or first.named >= len(self._processes):
             return first
@@ -442,7 +442,7 @@ class _Job:
                 self._stop(process, number)
 
     def _is_left_alone(self, process: Process) -> bool:
-        """Whether a process ends by itself, however long its checkpoint or its exit hooks take."""
+        """Whether a process may end by itself, after its checkpoint or its exit hooks."""
         return process.knows_failure and self._waits_for_knowing and self._passed_on is None
 
     def _stop(self, process: Process, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ _BYTE_TYPES: dict[int, int] = {
     pb.U4: pb.U8,
     pb.F4E2M1FN: pb.F8E4M3FN,
 }
-# Float that sums have -> integer of its size, the bits of NaN.
+# Float type of sums -> integer type of its size, bits of NaN.
 _BITS: dict[int, tuple[int, int]] = {
     pb.F32: (pb.S32, 0x7FC0_0000),
     pb.F64: (pb.S64, 0x7FF8_0000_0000_0000),
@@ -24,7 +24,7 @@ _BITS: dict[int, tuple[int, int]] = {
 
 
 def carried_type(element_type: int) -> int:
-    """The type in which elements travel: of whole bytes, and with every value of `element_type`."""
+    """Type in which elements are exchanged: of whole bytes, with every value of `element_type`."""
     return _BYTE_TYPES.get(element_type, element_type)
 
 
@@ -67,7 +67,7 @@ def combine(
     """The rows combined from first to last, rounded once to `element_type`, in its carried type.
 
     `present` has a scalar predicate for each of the last rows: a row counts where its own is true.
-    Every NaN gets the same bits: what a compiler makes of two of them depends on whose comes first.
+    Every NaN gets the same bits: the sum of two NaNs depends on the compiler's order of operands.
     """
     total, *rest = (convert(c, row, summed_type(element_type)) for row in rows)
     always = len(rest) - len(present)
@@ -175,7 +175,7 @@ def dynamic_slice_1d(
 
 
 def uninitialized(c: hlo.Computation, shape: hlo.Shape) -> hlo.Instruction:
-    """An array of anything (GPU)."""
+    """An array with undefined values (GPU)."""
     return c.add(
         "custom-call",
         shape,

@@ -29,7 +29,7 @@ def arrange(module: hlo.Module) -> None:
 
 
 def _first(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
-    """Starts that nothing has to precede that takes time, and what precedes them."""
+    """Starts that depend on no instruction that takes time, and the instructions they depend on."""
     early: set[int] = set()
     for i in module.proto.schedule.sequences[c.id].instruction_ids:
         is_wait = _takes_time(module, c[i]) or _is_wait(module, c[i])
@@ -39,7 +39,7 @@ def _first(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruct
 
 
 def _late(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:
-    """The dones and what follows them, if none of that takes time."""
+    """Dones whose users take no time, and these users."""
     followers: dict[int, list[hlo.Instruction]] = collections.defaultdict(list)
     for i in c.instructions:
         for p in c.predecessors(i):
@@ -63,10 +63,10 @@ def _closure(ids: set[int], following: Callable[[int], Iterable[hlo.Instruction]
 def _copy_carried(
     c: hlo.Computation, starts: Sequence[hlo.Instruction], first: set[int], late: set[int]
 ) -> list[int]:
-    """Copies at the end of the iteration what would overwrite an array that is still read.
+    """Adds copies at the end of the iteration, so that no array is overwritten while it is read.
 
-    An iteration's new arrays lie where the old ones lay. XLA has left copies out where its own
-    schedule needed none: `first` writes earlier now, and `late` reads later.
+    An iteration's new arrays use the memory of the old ones. XLA omitted the copies that its own
+    schedule did not need; now `first` writes earlier, and `late` reads later.
 
     Returns:
       The ids of the copies.
@@ -91,7 +91,7 @@ def _copy_carried(
 
 
 def _origin(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
-    """The instruction whose memory an array is in."""
+    """The instruction whose memory holds an array."""
     while loops.carried(c, x) is None:
         x, before = loops.behind_barrier(c, x), x
         is_view = x.opcode in ("bitcast", "get-tuple-element", "opt-barrier")

@@ -22,8 +22,8 @@ from jaxhet.compiler.plan import PROGRAM_ATTRIBUTE
 # the logical ids in its order (none: 0, 1 and so on).
 MESHES_ATTRIBUTE = f"{PROGRAM_ATTRIBUTE}_meshes"
 
-# Axis of the meshes of `jax.experimental.multihost_utils`, with which JAX copies and compares the
-# values of hosts, also in `jax.device_put`.
+# Axis of the meshes of `jax.experimental.multihost_utils`, by which JAX copies and compares the
+# values of hosts, also in `jax.device_put`: they must be exact.
 _OF_HOSTS = "processes"
 # Names of JAX's programs that copy an array to another sharding, which must be exact too.
 _COPIES = ("jit__device_put_reshard", "jit__identity_fn")
@@ -43,7 +43,7 @@ class _Mesh:
     places: np.ndarray
 
     def crossed(self, groups: Sequence[Sequence[int]], islands: np.ndarray) -> set[str]:
-        """The axes in which members of a group differ, of those that cross islands."""
+        """Axes in which members of a group differ and that cross islands."""
         varying = {
             axis
             for group in groups
@@ -73,7 +73,7 @@ class Codecs:
         """The codecs that the options name.
 
         Raises:
-          UsageError: The options name an axis that the program must have and does not have.
+          UsageError: The program lacks an axis that its own options name.
         """
         if not options.wire or module.proto.name.startswith(_COPIES):
             return cls(job, {}, ())

@@ -22,7 +22,7 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
 
     Raises:
       UsageError: A collective that crosses islands was added after `decompose`.
-      JaxhetError: XLA changed the exchanges since.
+      JaxhetError: XLA has changed the exchanges since PRE.
     """
     del options  # all that they decide is in the module
     if not carrier.may_be_in(module) and not hlo.has_collective(module):

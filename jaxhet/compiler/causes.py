@@ -27,7 +27,7 @@ class Leaf:
       dimension: the dimension that is sharded.
       shard_bytes: bytes of a device's shard.
       activation_bytes: bytes of operands and results of products with the leaf.
-      repeated_bytes: bytes of the leaf itself where a loop gathers the same array again and again.
+      repeated_bytes: bytes of the leaf itself if a loop gathers it in every iteration.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _own_leaf(collective: Collective) -> Leaf | None:
 
 
 def _causes(collective: Collective) -> list[Leaf]:
-    """The leaves of the products that use, or have made, what a collective exchanges."""
+    """The leaves of the products that use, or have computed, the data of a collective."""
     c, instruction = collective.computation, collective.instruction
     if instruction.opcode == "all-gather":
         products = _products(c, instruction)
@@ -120,7 +120,7 @@ def _causes(collective: Collective) -> list[Leaf]:
 
 
 def _has_only(c: hlo.Computation, x: hlo.Instruction, opcodes: Sequence[str]) -> bool:
-    """Whether an instruction, or what XLA has fused in it (CPU), is of these kinds."""
+    """Whether an instruction, or all that XLA has fused in it (CPU), has these opcodes."""
     if x.opcode != "fusion":
         return x.opcode in opcodes
     own = (*opcodes, "constant", "parameter")
@@ -132,7 +132,7 @@ def _is_product(c: hlo.Computation, x: hlo.Instruction) -> bool:
 
 
 def _products(c: hlo.Computation, x: hlo.Instruction) -> Iterator[hlo.Instruction]:
-    """The products that take an array."""
+    """The products that use an array."""
     for user in c.users(x):
         if _is_product(c, user):
             yield user
@@ -141,7 +141,7 @@ def _products(c: hlo.Computation, x: hlo.Instruction) -> Iterator[hlo.Instructio
 
 
 def _products_before(c: hlo.Computation, x: hlo.Instruction) -> Iterator[hlo.Instruction]:
-    """The products that an array is the sum of."""
+    """The products whose sum an array is."""
     if _is_product(c, x):
         yield x
     elif _has_only(c, x, _FROM_PRODUCT):
@@ -150,7 +150,7 @@ def _products_before(c: hlo.Computation, x: hlo.Instruction) -> Iterator[hlo.Ins
 
 
 def _leaf(c: hlo.Computation, x: hlo.Instruction, through: Sequence[str]) -> Leaf | None:
-    """The sharded argument whose elements an array has, perhaps in another form; else None."""
+    """The sharded argument whose elements an array holds, perhaps in another shape; else None."""
     while True:
         x = loops.behind_barrier(c, x)
         index = loops.carried(c, x)

@@ -1,4 +1,4 @@
-"""Which collectives of a module cross islands, and the words for those that can't."""
+"""The collectives of a module that cross islands, and errors for those that can't."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ PER_PLATFORM = "jaxhet_per_platform"
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """One operand of one collective, as the program says it.
+    """Identity of one operand of one collective, from the program.
 
     Attributes:
       path: The `op_name`: numbers of equations, function names and the primitive; an argument's
@@ -107,7 +107,7 @@ class Collective:
         return self.computation.module.proto.device_assignment.replica_count
 
     def index_in_group(self, groups: Groups) -> list[int]:
-        """Logical id to index in its group; 0 for those in none."""
+        """Logical id to index in its group; 0 for ids in no group."""
         index_of = {member: i for group in groups for i, member in enumerate(group)}
         return [index_of.get(logical_id, 0) for logical_id in range(len(self.rank_of))]
 
@@ -118,7 +118,7 @@ class Collective:
 
 
 def crossing(module: hlo.Module, job: Job) -> list[Collective]:
-    """The collectives of a module that cross islands, or would as XLA runs them."""
+    """The collectives of a module that cross islands, or that XLA would run across islands."""
     instructions = [
         (computation, instruction)
         for computation in module.computations.values()
@@ -146,7 +146,8 @@ def check(module: hlo.Module, crossing: Sequence[Collective], job: Job) -> None:
     """Checks that all collectives can be decomposed.
 
     Raises:
-      UsageError: One can't be; the text has its name, groups and source line, and the next step.
+      UsageError: A collective can't be decomposed; the text has its name, groups and source
+            line, and the next step.
     """
     for collective in crossing:
         if problem := _problem(module, collective):
@@ -162,7 +163,7 @@ def role(caller: hlo.Instruction, computation_id: int) -> str:
 
 
 def _wrapper(module: hlo.Module, computation: hlo.Computation) -> hlo.Instruction | None:
-    """An instruction around a computation that is no control flow, at any distance."""
+    """An instruction that encloses a computation, directly or not, and is no control flow."""
     for call in module.callers.get(computation.id, ()):
         if call.instruction.opcode not in _CONTROL_FLOW:
             return call.instruction
@@ -172,7 +173,7 @@ def _wrapper(module: hlo.Module, computation: hlo.Computation) -> hlo.Instructio
 
 
 def rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
-    """Logical id to rank, of the devices that a module is for."""
+    """Logical id to rank, for the devices of a module."""
     assignment = module.proto.device_assignment
     ranks = {device: rank for rank, device in enumerate(job.device_ids)}
     device_ids = [
@@ -282,7 +283,7 @@ def _has_dynamic_root(instruction: hlo.Instruction) -> bool:
 def reducer(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
     """The opcode that combines two elements, or None if there is none or more than one operation.
 
-    Conversions around it, which XLA adds when it promotes types, are looked through.
+    Ignores conversions around it, which XLA adds when it promotes types.
     """
     if not instruction.called_computation_ids:
         return None

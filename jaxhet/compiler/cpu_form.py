@@ -21,7 +21,7 @@ class CpuLowering(Lowering):
     """See `Lowering`.
 
     Attributes:
-      is_narrow: Data is exchanged in the type that it had before XLA promoted it to f32.
+      is_narrow: Whether data is exchanged in the type that it had before XLA promoted it to f32.
     """
 
     is_narrow: bool = False
@@ -112,7 +112,7 @@ class CpuLowering(Lowering):
 
     @override
     def local_all_to_all(self, value: Value, groups: Groups) -> Value:
-        """At this stage XLA knows the form with an operand for each member only."""
+        """At this stage XLA accepts only the form with one operand for each member."""
         count = len(groups[0])
         size = value.size // count
 
@@ -148,13 +148,13 @@ class CpuLowering(Lowering):
 
 
 def _slowest_first(shape: Shape) -> list[int]:
-    """The dimensions of an array as they lie in memory."""
+    """The dimensions of an array in the order of memory, the largest stride first."""
     return list(reversed(shape.layout.minor_to_major))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-    """This device's own row and the other one's."""
+    """This device's own row and the other device's."""
 
     lowering: CpuLowering
     mine: Value

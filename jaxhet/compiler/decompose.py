@@ -97,7 +97,7 @@ def _finished(module: hlo.Module, job: Job) -> bytes:
 
 
 def _isolate(collective: Collective) -> None:
-    """Puts barriers around a collective, so that XLA fuses what takes its place with nothing else.
+    """Puts barriers around a collective, so that XLA does not fuse its replacement with other code.
 
     XLA does not fuse the collective itself either, so the kernels before and after it can be the
     same as in one world.
@@ -124,7 +124,7 @@ def _lower(
     """Makes a collective the last step of its decomposition; appends its exchanges."""
     split, note = _divide(collective, job, options, codec)
     opcode = collective.instruction.opcode
-    # Operands of XLA's own collectives keep the types that XLA chose.
+    # Operands of XLA's own collectives keep XLA's types.
     is_exchanged = split is None or split.local_size == 1
     if opcode != "reduce-scatter" and not job.is_gpu and is_exchanged:
         promotion.undo(collective)
@@ -179,7 +179,7 @@ def _is_flat(job: Job, options: Options) -> bool:
 def _divide(
     collective: Collective, job: Job, options: Options, codec: str
 ) -> tuple[groups.Split | None, str]:
-    """How to divide the groups for the hierarchical algorithm, or None and why it is flat.
+    """Division of the groups for the hierarchical algorithm; or None, and the reason.
 
     A collective with a codec is hierarchical on CPUs too, so that fewer bytes cross the link.
     """

@@ -6,10 +6,10 @@ import re
 from jaxhet.compiler import hlo, loops
 from jaxhet.compiler.collectives import PER_PLATFORM, Collective
 
-# Paths of instructions that another platform may have others for: of a declared piece, or of a
-# branch that `jax.lax.platform_dependent` chose.
+# Paths of instructions that may differ on another platform: those of a declared piece, and those of
+# a branch that `jax.lax.platform_dependent` chose.
 _OF_ONE_PLATFORM = re.compile(rf"{PER_PLATFORM}|/cond/branch_")
-# Instructions that take time, or may.
+# Instructions that take time, or may take time.
 _SLOW = frozenset(
     (
         *hlo.COLLECTIVES,
@@ -31,11 +31,11 @@ _SLOW = frozenset(
 
 
 def mark(collective: Collective, *, is_gpu: bool) -> Collective:
-    """Says of a gather whether it may start early.
+    """Sets whether a gather may start early.
 
-    On GPUs, takes such a gather out of the barrier of `jax.checkpoint`. The barrier keeps what is
-    recomputed from being computed early, and holds the gathers of a layer's weights until the
-    gradients of the layer behind it are ready.
+    On GPUs, takes such a gather out of the barrier of `jax.checkpoint`. The barrier
+    delays recomputation, and with it the gathers of a layer's weights, until the gradients of the
+    layer behind it are ready.
     """
     c, instruction = collective.computation, collective.instruction
     if instruction.opcode != "all-gather":
@@ -50,7 +50,7 @@ def mark(collective: Collective, *, is_gpu: bool) -> Collective:
 
 
 def _is_there(c: hlo.Computation, x: hlo.Instruction) -> bool:
-    """Whether an array is made of the computation's inputs by nothing that takes time."""
+    """Whether an array is computed from the inputs by instructions that take no time."""
     waiting, seen = [x], set[int]()
     while waiting:
         i = loops.behind_barrier(c, waiting.pop())
@@ -64,7 +64,7 @@ def _is_there(c: hlo.Computation, x: hlo.Instruction) -> bool:
 
 
 def _without_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
-    """The same value, which waits for nothing else that the barrier holds."""
+    """The same value without the other dependencies of the barrier."""
     source = loops.behind_barrier(c, x)
     if source is not x:
         # A barrier of its own keeps XLA from sharing a conversion with the forward pass: the result

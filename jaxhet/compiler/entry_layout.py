@@ -1,7 +1,7 @@
-"""Arguments and results keep the layout and the memory, host or device, that the program says.
+"""Arguments and results keep the layout and the memory (host or device) that the program sets.
 
-XLA takes both from the layout of the entry computation. Of a module that a hook returns, XLA takes
-them from the parameters and the root instruction.
+XLA reads both from the layout of the entry computation; but in a module that a hook returns, it
+reads them from the parameters and the root instruction.
 """
 
 from jaxhet.compiler import hlo
@@ -21,7 +21,7 @@ def keep(module: hlo.Module, *, is_gpu: bool) -> None:
     if shape.tuple_shapes:
         module.entry.reshape(root, shape)
     elif shape != root.shape:
-        # A root of another memory than an argument that it is an alias of would be an error.
+        # A root that aliases an argument must have the argument's memory.
         module.entry.proto.root_id = module.entry.add("bitcast", shape, [root]).id
 
 

@@ -1,4 +1,4 @@
-"""The record of an exchange: what the plan says, what the engine does, what people read.
+"""The record of an exchange: for the plan, the engine and the user.
 
 PRE writes the record into the module as JSON, and POST, the cache and `jaxhet plan` read it there.
 """
@@ -71,7 +71,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Movement:
-    """The movement of data that the engine prepares when it gets to know the plan.
+    """The movement of data that the engine prepares when the plan is registered.
 
     The engine's `PlannedExchange` has the same fields in the same order.
 

@@ -1,7 +1,7 @@
-"""Who takes part in a collective: HLO's replica groups as ranks, and how islands divide them.
+"""Members of a collective: HLO's replica groups as ranks, and their division by island.
 
 Pure functions on integers. Three numberings occur:
-  id          what a replica group holds; its meaning depends on the collective's mode
+  id          member of a replica group; its meaning depends on the collective's mode
   logical id  index in the module's device assignment: replica * num_partitions + partition
   rank        index in the job's sorted list of device ids
 """
@@ -119,7 +119,7 @@ def largest(groups: Groups) -> int:
 
 
 def padded(groups: Groups, size: int) -> tuple[int, ...]:
-    """The groups one after the other, each with -1 behind its members up to `size` of them."""
+    """The groups one after the other, each padded with -1 to `size` members."""
     return tuple(m for group in groups for m in (*group, *[-1] * (size - len(group))))
 
 

@@ -34,7 +34,7 @@ def of(instruction: hlo.Instruction) -> Half | None:
 
 
 def keep_local(module: hlo.Module, crossing: Sequence[Collective]) -> bool:
-    """Replaces halves along chains inside islands by their operands; returns whether it did."""
+    """Replaces halves along chains inside islands by their operands; returns whether any exist."""
     ids = {c.instruction.id for c in crossing}
     found = False
     for computation in module.computations.values():

@@ -1,4 +1,4 @@
-"""A thin view of a serialized HloModuleProto, to find and add instructions. The rest stays."""
+"""A thin view of a serialized HloModuleProto, to find and add instructions. Other fields stay."""
 
 import contextlib
 import dataclasses
@@ -32,10 +32,10 @@ COLLECTIVES = (
     "send",
 )
 
-# Operations with one operand that change only how an array is written.
+# Operations with one operand that change only the form of an array.
 FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 
-# The field `opcode` of a serialized instruction: key, length, text. Its one first byte is rare.
+# The field `opcode` of a serialized instruction: key, length, text. The key's byte is rare.
 _COLLECTIVE_FIELD = re.compile(
     b"\x12(?:" + b"|".join(re.escape(bytes([len(o)]) + o.encode()) for o in COLLECTIVES) + b")"
 )
@@ -186,7 +186,7 @@ class Computation:
 
     @property
     def instructions(self) -> list[Instruction]:
-        """All of them, those that were added last; in order after `sort`."""
+        """All instructions; new ones are last until `sort`."""
         return list(self._by_id.values())
 
     @property
@@ -219,7 +219,7 @@ class Computation:
         stem: str = "",
         **fields: Any,
     ) -> Instruction:
-        """Adds an instruction; `like` is the one whose place in the user's program it takes."""
+        """Adds an instruction; it gets the metadata of `like`, its place in the user's program."""
         new = pb.HloInstructionProto(
             name=self.module.unique_name(stem or opcode),
             opcode=opcode,
@@ -254,7 +254,7 @@ class Computation:
     def rewrite(
         self, old: Instruction, opcode: str, operands: Sequence[Instruction], **fields: Any
     ) -> Instruction:
-        """Makes an instruction another one, with the same users, name and control predecessors."""
+        """Sets opcode, shape and operands; users, name and control predecessors stay."""
         new = pb.HloInstructionProto(
             name=old.name,
             opcode=opcode,
@@ -279,13 +279,13 @@ class Computation:
         self._changed = True
 
     def shared(self, key: Hashable, build: Callable[[], Instruction]) -> Instruction:
-        """The instruction that `build` adds, once for each key."""
+        """The instruction that `build` adds; one for each key."""
         if key not in self._shared:
             self._shared[key] = build()
         return self._shared[key]
 
     def users(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions that have an operand in it."""
+        """The instructions that have this one as an operand."""
         if self._users is None:
             self._users = {}
             for user in self.instructions:
@@ -293,9 +293,9 @@ class Computation:
         return list(self._users.get(instruction.id, ()))
 
     def hide(self, instruction: Instruction, shape: Shape | None = None) -> None:
-        """Puts a barrier before the users of an instruction, so that no rewrite looks through it.
+        """Puts a barrier behind an instruction, so that no rewrite of its users sees it.
 
-        The barrier has a shape of its own if one is given.
+        The barrier has the given shape, by default the instruction's.
         """
         users = self.users(instruction)
         barrier = self.add("opt-barrier", shape or instruction.shape, [instruction])
@@ -306,7 +306,7 @@ class Computation:
         self._users = None
 
     def remove(self, instruction: Instruction, successor: Instruction) -> None:
-        """Removes an instruction without users; what waits for it waits for `successor`."""
+        """Removes an unused instruction; `successor` replaces it as a control predecessor."""
         if self._waiting is None:
             self._waiting = {}
             for other in self.instructions:
@@ -442,7 +442,7 @@ class Module:
         return computation
 
     def copy_computation(self, fused: Computation, root: Instruction) -> Computation:
-        """A fused computation again, with another of its instructions as the root."""
+        """A copy of a fused computation, with another of its instructions as the root."""
         needed = {root.id}
         for old in reversed(fused.instructions):
             if old.id in needed:
@@ -501,7 +501,7 @@ class Module:
 def no_garbage_collection() -> Iterator[None]:
     """Turns Python's collector off: one collection of all of JAX's objects takes as long as a pass.
 
-    A later collection finds what a pass leaves behind.
+    A later collection frees the garbage of a pass.
     """
     was_enabled = gc.isenabled()
     gc.disable()

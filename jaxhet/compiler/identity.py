@@ -9,7 +9,7 @@ from jaxhet.compiler.collectives import Collective, Identity
 from jaxhet.compiler.hlo import Instruction
 from jaxhet.compiler.options import Job
 
-# The order of their operands is the order in which a compiler has put them together.
+# Opcodes of collectives that compilers combine, with operands in any order.
 _COMBINED = ("all-gather", "all-reduce", "reduce-scatter")
 
 

@@ -3,7 +3,7 @@
 XLA's layout assignment gives the dimension of such a collective the largest stride, and matrix
 products read and write that layout at no cost. Exchanges are flat, and XLA could not choose a
 layout for them: the blocks would be put in order by copies of whole arrays. So the array is
-transposed before and after, which is a choice of layout again.
+transposed before and after, and XLA chooses a layout for the transpose.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ class Loop:
         return self.carried(self.body[self.body.root.operand_ids[index]]) == index
 
     def value(self, scalar: hlo.Instruction, counter: int) -> int | None:
-        """The value of an integer of the body in one iteration; None if more than that decides."""
+        """Value of an integer of the body in one iteration; None if other data decides it."""
 
         def known(i: hlo.Instruction) -> int | None:
             return counter if self.carried(i) == self.counter else None
@@ -55,7 +55,7 @@ class Loop:
         return integers.value(self.body, scalar, known)
 
     def extend(self, initial: Sequence[hlo.Instruction], new: Sequence[hlo.Instruction]) -> None:
-        """Carries more arrays, which `element` gets at the begin of an iteration.
+        """Carries more arrays; `element` returns them at the beginning of an iteration.
 
         Args:
           initial: Instructions of the outer computation, with which the loop starts.
@@ -130,7 +130,7 @@ def carried(c: hlo.Computation, instruction: hlo.Instruction) -> int | None:
 
 
 def behind_barrier(c: hlo.Computation, x: hlo.Instruction) -> hlo.Instruction:
-    """The same value without the barriers of `jax.checkpoint`, which are for what is recomputed."""
+    """The same value without the barriers of `jax.checkpoint`, which only delay recomputation."""
     while x.opcode == "get-tuple-element":
         (barrier,) = c.operands(x)
         if barrier.opcode != "opt-barrier":
@@ -149,7 +149,7 @@ def _only_elements(c: hlo.Computation, x: hlo.Instruction) -> bool:
 def _rewrite(
     c: hlo.Computation, old: hlo.Instruction, shape: hlo.Shape, operands: list[hlo.Instruction]
 ) -> None:
-    """Another shape and other operands; without what belongs to the old shape, as shardings."""
+    """Sets shape and operands; drops properties of the old shape, such as shardings."""
     c.rewrite(
         old,
         old.opcode,

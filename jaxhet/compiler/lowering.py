@@ -18,19 +18,20 @@ from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 
-# Element type -> one that has its values, and whose lower bits are its sums and products.
+# Element type -> a wider type; the lower bits of its sums and products are those of the element
+# type.
 _NOT_REDUCED_BY_NCCL: dict[int, int] = {pb.S16: pb.S32, pb.U16: pb.U32}
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A one-dimensional array on its way.
+    """A one-dimensional array in a decomposition.
 
     Attributes:
       x: The array.
       element_type: The user's, to which sums round.
-      operands: Numbers of the collective's operands that are in it.
-      codec: Codec in which it travels between islands (`wire.py`); "": as it is.
+      operands: Numbers of the collective's operands that it holds.
+      codec: Codec in which islands exchange it (`wire.py`); "": none.
     """
 
     x: Instruction
@@ -44,7 +45,7 @@ class Value:
         return hlo.num_elements(self.x.shape)
 
     def with_array(self, x: Instruction) -> "Value":
-        """Another array on the same way."""
+        """Another array with the same attributes."""
         return dataclasses.replace(self, x=x)
 
 
@@ -81,7 +82,7 @@ class Lowering(abc.ABC):
     def operand(self, number: int, is_exchanged: bool) -> Value:
         """An operand of a reduction, by its number, flat.
 
-        If the engine gets it first, and not XLA, in the smallest type that holds its values.
+        In the smallest type that holds its values if the first step is an exchange of the engine.
         """
 
     @abc.abstractmethod
@@ -113,7 +114,7 @@ class Lowering(abc.ABC):
         return [values]
 
     def pack(self, values: Sequence[Value]) -> tuple[Sequence[Value], Unpack]:
-        """The values in fewer ones, and how to get their results back."""
+        """The values packed into fewer ones, and a function that unpacks their results."""
         return values, list
 
     # Methods that all platforms share.
@@ -144,7 +145,7 @@ class Lowering(abc.ABC):
         return [self.flatten(x, number) for number, x in enumerate(self.operands)]
 
     def flatten(self, x: Instruction, number: int) -> Value:
-        """One dimension, in a type that can travel; `number` is the operand's."""
+        """The array in one dimension and a type that can be exchanged; `number`: the operand's."""
         element_type, codec = x.shape.element_type, codecs.fitting(self.builder.codec, x.shape)
         x = self._converted(x, arithmetic.carried_type(element_type))
         return Value(self.flat(x), element_type, (number,), codec)

@@ -163,7 +163,7 @@ def permute(lowering: Lowering) -> None:
 
 
 def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:
-    """All pairs, those on one island as well: see `collectives.crossing`."""
+    """Exchanges all pairs, also those on one island: see `collectives.crossing`."""
     moving = tuple(pair for pair in pairs if pair[0] != pair[1])
     (result,) = lowering.permute([value], moving)
     staying = {source for source, target in pairs if source == target}
@@ -190,7 +190,7 @@ def broadcast(lowering: Lowering) -> None:
 
 
 def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Value:
-    """One exchange for each island that the value must come to: a source has one target."""
+    """One exchange for each island that receives the value: a source has one target in each."""
     collective, islands = lowering.collective, lowering.builder.job.islands
     local: list[tuple[int, ...]] = []
     pairs: dict[int, list[tuple[int, int]]] = {}  # by number of the island in its group

@@ -30,7 +30,7 @@ _LOOP = 1 << 20  # more than any depth
 
 
 def key(path: str) -> Key:
-    """Place in the program of the equation that a path names; arguments have the first place."""
+    """Place in the program of the equation in a path; arguments have the first place."""
     found = _LABEL.findall(path)
     return sum(int(d) for _, d, _ in found), tuple(int(number) for number, _, _ in found if number)
 
@@ -38,7 +38,7 @@ def key(path: str) -> Key:
 def first_use(path: str) -> float:
     """The depth at which the first operation that uses a result may start; infinite without one.
 
-    A result of a whole inner jaxpr is used where the equation around that jaxpr says.
+    A result of an inner jaxpr has the first use of the equation that holds the jaxpr.
     """
     found = _LABEL.findall(path)
     for level in range(len(found) - 1, -1, -1):
@@ -74,7 +74,7 @@ class Dataflow:
 
     @functools.cached_property
     def inputs_behind_barriers(self) -> Mapping[int, int]:
-        """The same, without what only shares a barrier of `jax.checkpoint` with an operand."""
+        """Like `inputs`, without those that only share a barrier of `jax.checkpoint`."""
         return self._inputs(functools.partial(loops.behind_barrier, self._computation))
 
     def _inputs(self, source_of: Callable[[hlo.Instruction], hlo.Instruction]) -> Mapping[int, int]:
@@ -115,7 +115,7 @@ class Dataflow:
 
     @functools.cached_property
     def needs(self) -> Mapping[int, int]:
-        """Instruction id to the set, as bits, of the instructions in `ids` that it waits for."""
+        """Instruction id to the set, as bits, of the instructions in `ids` that it depends on."""
         needs: dict[int, int] = {}
         for instruction in self._computation.instructions:
             bits = 0
@@ -125,7 +125,7 @@ class Dataflow:
         return needs
 
     def counts(self, some: Collection[int]) -> dict[int, int]:
-        """For each of some instructions in `ids`, how many of these it waits for."""
+        """For each of some instructions in `ids`, on how many of these it depends."""
         bits = sum(self.bit_of[i] for i in some)
         return {i: (self.needs[i] & bits).bit_count() for i in some}
 
@@ -163,7 +163,7 @@ def ordered(
 ) -> list[tuple[hlo.Instruction, str]]:
     """Instructions in the order of their possible starts, gathers in the order of their first uses.
 
-    A step never comes before one that it waits for.
+    A step follows all steps that it depends on.
 
     Args:
       computation: Sorted; holds the instructions.
@@ -171,8 +171,8 @@ def ordered(
       flow: The computation's dataflow, if the caller has it.
 
     Returns:
-      Each instruction, with what tells it from others of the same line, or "" if there is none. It
-      belongs into the plan.
+      Each instruction, and a text that distinguishes it from others with the same line, or "". The
+      text is part of the plan.
 
     Raises:
       UsageError: Two of them can't be told apart.
@@ -235,8 +235,8 @@ class Node:
 
     Attributes:
       instruction: The collective, or the call that it is in.
-      operand: The array that it takes.
-      result: The array that it gives.
+      operand: The array that it exchanges.
+      result: The array that it returns.
     """
 
     instruction: hlo.Instruction
@@ -302,7 +302,7 @@ def _alike(
 
 
 def _takes_the_same(computation: hlo.Computation, one: Node, other: Node, flow: Dataflow) -> bool:
-    """Whether two nodes that look alike are certain to give the same result."""
+    """Whether two nodes that look alike certainly have the same result."""
     operands = [
         computation.operands(n.instruction) if n.operand is n.instruction else [n.operand]
         for n in (one, other)

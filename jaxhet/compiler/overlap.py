@@ -32,7 +32,7 @@ def products(module: hlo.Module) -> dict[int, int]:
 
 
 def times(module: hlo.Module) -> dict[int, int | None]:
-    """Exchange to how often it runs each time that the program does; None: see below."""
+    """Exchange to its number of runs in one run of the program; None: unknown, see below."""
     of_computation = computation_times(module)
     return {
         carrier.read(i).index: of_computation(c.id)
@@ -43,9 +43,9 @@ def times(module: hlo.Module) -> dict[int, int | None]:
 
 
 def computation_times(module: hlo.Module) -> Callable[[int], int | None]:
-    """How often the computation with an id runs each time that the program does.
+    """Number of runs of the computation with an id in one run of the program.
 
-    None where it is not known: in a loop that ends by a condition, and in a branch.
+    None in a loop that ends by a condition, and in a branch.
     """
 
     @functools.cache

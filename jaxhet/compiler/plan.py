@@ -94,10 +94,10 @@ def collect(module: hlo.Module) -> Plan | None:
 
 
 def check_program(module: hlo.Module) -> None:
-    """Checks that it is known which program a module was made of.
+    """Checks that the program of a module is known.
 
     Raises:
-      UsageError: It was not lowered by JAX in this process.
+      UsageError: JAX did not lower it in this process.
     """
     if not _digest_of_jaxpr(module):
         raise UsageError(

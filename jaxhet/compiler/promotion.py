@@ -46,7 +46,7 @@ def undo(collective: Collective) -> None:
 
 
 def _rounds(c: hlo.Computation, x: Instruction, y: Instruction, shape: Shape) -> bool:
-    """Whether x does nothing with its operand y before it has rounded it to `shape`."""
+    """Whether x uses its operand y only after rounding it to `shape`."""
     if _is_conversion(c, x):
         return _is_same(x.shape, shape)
     if x.opcode != "fusion" or len(c.module.callers[x.called_computation_ids[0]]) > 1:
@@ -127,7 +127,7 @@ def is_exact(narrow: int, wide: int) -> bool:
 
 
 def _is_conversion(c: hlo.Computation, x: Instruction) -> bool:
-    """Whether x is nothing but the conversion of its operand."""
+    """Whether x is only a conversion of its operand."""
     if x.opcode != "fusion":
         return x.opcode == "convert"
     fused = c.module.computations[x.called_computation_ids[0]]

@@ -1,4 +1,4 @@
-"""All-reduces of whose result every rank keeps a block: reduce-scatters.
+"""Reduce-scatters from all-reduces whose result every rank uses a block of.
 
 That is how XLA's partitioner writes the gradients of sharded parameters: all-reduce, dynamic-slice,
 and, where the batch is split inside islands as well, another all-reduce of the block there. The

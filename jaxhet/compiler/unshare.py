@@ -56,7 +56,7 @@ class _Copies:
         return [c for i, proto in self._protos.items() for c in (*self._copies[i], proto)]
 
     def visit(self, computation_id: int) -> None:
-        """Gives each call in a computation a callee of its own."""
+        """Gives each call in a computation its own callee."""
         self._visit(self._protos[computation_id])
 
     def _visit(self, proto: pb.HloComputationProto) -> None:
@@ -102,7 +102,7 @@ def _copy(proto: pb.HloComputationProto) -> pb.HloComputationProto:
 
 
 def _rename(proto: pb.HloComputationProto, paths: list[str], own: str) -> None:
-    """Puts the caller's path in place of the one that the names begin with."""
+    """Replaces the path at the beginning of the names by the caller's."""
     names = [i.metadata.op_name for i in proto.instructions]
     base = next((p for p in paths if p and any(n.startswith(f"{p}/") for n in names)), own)
     if base == own or not own:
