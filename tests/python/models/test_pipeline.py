@@ -88,12 +88,12 @@ def test_loss_and_gradients_are_those_without_stages(axes, changes, make_mesh, f
     )
 
 
-def test_1f1b_keeps_few_microbatches_however_many_there_are(make_mesh):
+def test_1f1b_keeps_few_microbatches_however_many_there_are(make_mesh, fast_jit):
     mesh = make_mesh(stage=2)
 
     def temporary(microbatches: int, **changes: str) -> int:
         config = dataclasses.replace(FOUR, microbatches=microbatches, **changes)
-        program = Trainer(config, SCHEDULE, mesh).lower(jax.jit, 4 * microbatches, 64)
+        program = Trainer(config, SCHEDULE, mesh).lower(fast_jit, 4 * microbatches, 64)
         return program.compile().memory_analysis().temp_size_in_bytes
 
     for remat in ("none", "full"):
