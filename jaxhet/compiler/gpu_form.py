@@ -176,7 +176,8 @@ class GpuLowering(Lowering):
         return [self._rows(ExchangeKind.ALL_TO_ALL, value, groups) for value in values]
 
     def _rows(self, kind: ExchangeKind, value: Value, groups: Groups) -> Rows:
-        return Rows(self, self._carried(kind, value, groups), len(groups[0]))
+        received = self._carried(kind, value, groups)
+        return Rows(self, received, groups_lib.largest(groups), present_rows(self, groups))
 
     def _carried(
         self, kind: ExchangeKind, value: Value, groups: Groups, skips_own: bool = False

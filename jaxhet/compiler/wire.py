@@ -17,18 +17,7 @@ from jaxhet.compiler import proto as pb
 from jaxhet.compiler.codecs import BLOCK, CODECS, Codec
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Computation, Instruction
-from jaxhet.compiler.lowering import Lowering, Value, present_rows
-
-
-def each[T](
-    values: Sequence[Value],
-    plain: Callable[[Sequence[Value]], list[T]],
-    compressed: Callable[[Value], T],
-) -> list[T]:
-    """Results of the values: of one call for all that have no codec, of a call each for others."""
-    rest = [value for value in values if not value.codec]
-    results = iter(plain(rest) if rest else [])
-    return [compressed(value) if value.codec else next(results) for value in values]
+from jaxhet.compiler.lowering import Lowering, Rows, Value
 
 
 def all_reduce(
@@ -36,47 +25,58 @@ def all_reduce(
 ) -> list[Value]:
     """Each of the values combined over the groups.
 
-    A compressed one is gathered and summed, which rounds it once.
+    Compressed ones are gathered and summed, which rounds them once. A gather from two members has
+    the bytes of a sum, so that exact values share it.
     """
-
-    def compressed(value: Value) -> Value:
-        received = _exchanged(
-            lowering, value, 1, lambda on_way, v: on_way.all_gather([v], groups)[0].joined
-        )
-        present = present_rows(lowering, groups)
-        return _combined(lowering, received, value, value.size, groups_lib.largest(groups), present)
-
-    return each(values, lambda vs: lowering.all_reduce(vs, groups, opcode), compressed)
+    return _each(
+        lowering,
+        values,
+        lambda vs: lowering.all_reduce(vs, groups, opcode),
+        lambda vs: _summed(lowering, vs, 1, opcode, lambda way, xs: way.all_gather(xs, groups)),
+        is_joint=groups_lib.largest(groups) == 2,
+    )
 
 
 def reduce_scatter(
     lowering: Lowering, values: Sequence[Value], groups: Groups, opcode: str
 ) -> list[Value]:
     """Block i of each of the values, combined over the groups, on member i."""
-    count = len(groups[0])
+    num_rows = len(groups[0])
+    return _each(
+        lowering,
+        values,
+        lambda vs: lowering.reduce_scatter(vs, groups, opcode),
+        lambda vs: _summed(
+            lowering, vs, num_rows, opcode, lambda way, xs: way.all_to_all(xs, groups)
+        ),
+    )
 
-    def compressed(value: Value) -> Value:
-        received = _exchanged(
-            lowering, value, count, lambda on_way, v: on_way.all_to_all([v], groups)[0].joined
+
+def _summed(
+    lowering: Lowering,
+    values: Sequence[Value],
+    num_rows: int,
+    opcode: str,
+    exchange: Callable[[Lowering, Sequence[Value]], list[Rows]],
+) -> list[Value]:
+    """The sums of the rows that an exchange gives; see `_encoded` for `num_rows`."""
+    return [
+        _combined(lowering, rows, value, value.size // num_rows)
+        if value.codec
+        else rows.combined(opcode)
+        for value, rows in zip(
+            values, _exchanged(lowering, values, num_rows, exchange), strict=True
         )
-        return _combined(lowering, received, value, value.size // count, count, ())
-
-    return each(values, lambda vs: lowering.reduce_scatter(vs, groups, opcode), compressed)
+    ]
 
 
 def all_gather(lowering: Lowering, values: Sequence[Value], groups: Groups) -> list[Value]:
     """Each member's values, one after the other, to every member."""
 
-    def compressed(value: Value) -> Value:
-        received = _exchanged(
-            lowering, value, 1, lambda on_way, v: on_way.all_gather([v], groups)[0].joined
-        )
-        return _restored(lowering, received, value, len(groups[0]))
-
-    def plain(values: Sequence[Value]) -> list[Value]:
+    def gather(lowering: Lowering, values: Sequence[Value]) -> list[Value]:
         return [row.joined for row in lowering.all_gather(values, groups)]
 
-    return each(values, plain, compressed)
+    return _moved(lowering, values, gather, len(groups[0]))
 
 
 def permute(
@@ -85,27 +85,65 @@ def permute(
     move: Callable[[Lowering, Sequence[Value]], list[Value]],
 ) -> list[Value]:
     """The results of `move`, which moves whole values."""
-
-    def compressed(value: Value) -> Value:
-        received = _exchanged(lowering, value, 1, lambda on_way, v: move(on_way, [v])[0])
-        return _restored(lowering, received, value, 1)
-
-    return each(values, lambda vs: move(lowering, vs), compressed)
+    return _moved(lowering, values, move, 1)
 
 
-def _exchanged(
+def _moved(
     lowering: Lowering,
-    value: Value,
+    values: Sequence[Value],
+    move: Callable[[Lowering, Sequence[Value]], list[Value]],
+    count: int,
+) -> list[Value]:
+    """The results of `move`, with `count` rows of each value."""
+
+    def compressed(values: Sequence[Value]) -> list[Value]:
+        received = _exchanged(lowering, values, 1, move)
+        return [
+            _restored(lowering, rows, value, count) if value.codec else rows
+            for value, rows in zip(values, received, strict=True)
+        ]
+
+    return _each(lowering, values, lambda vs: move(lowering, vs), compressed)
+
+
+_Lower = Callable[[Sequence[Value]], list[Value]]
+
+
+def _each(
+    lowering: Lowering,
+    values: Sequence[Value],
+    plain: _Lower,
+    compressed: _Lower,
+    is_joint: bool = True,
+) -> list[Value]:
+    """Results of the values. A bundle has one exchange for all its values, if `is_joint`.
+
+    Else its values without a codec have their own.
+    """
+    results: list[Value] = []
+    for bundle in lowering.bundles(values):
+        coded = [value for value in bundle if value.codec]
+        exact = [value for value in bundle if not value.codec]
+        if coded and is_joint:
+            results += compressed(bundle)
+            continue
+        found = iter(compressed(coded) if coded else []), iter(plain(exact) if exact else [])
+        results += [next(found[not value.codec]) for value in bundle]
+    return results
+
+
+def _exchanged[T](
+    lowering: Lowering,
+    values: Sequence[Value],
     num_rows: int,
-    exchange: Callable[[Lowering, Value], Value],
-) -> Value:
-    """Exchanges the encoded value. The plan has the codec and the original size."""
-    codec = CODECS[value.codec]
-    builder = dataclasses.replace(
-        lowering.builder, wire=codec.text, plain_bytes=hlo.num_bytes(value.x.shape)
-    )
+    exchange: Callable[[Lowering, Sequence[Value]], list[T]],
+) -> list[T]:
+    """Exchanges values, some of them encoded. The plan has the codec and the original size."""
+    (codec,) = {value.codec for value in values} - {""}
+    num_bytes = sum(hlo.num_bytes(value.x.shape) for value in values)
+    builder = dataclasses.replace(lowering.builder, wire=CODECS[codec].text, plain_bytes=num_bytes)
     on_way = dataclasses.replace(lowering, builder=builder)
-    return exchange(on_way, _encoded(lowering, value, num_rows))
+    return exchange(on_way, [_encoded(lowering, v, num_rows) if v.codec else v for v in values])
 
 
 def _encoded(lowering: Lowering, value: Value, num_rows: int) -> Value:
@@ -134,23 +172,16 @@ def _encoded(lowering: Lowering, value: Value, num_rows: int) -> Value:
     return Value(flat, pb.U8, value.operands)
 
 
-def _combined(
-    lowering: Lowering,
-    received: Value,
-    value: Value,
-    size: int,
-    count: int,
-    present: Sequence[Instruction],
-) -> Value:
-    """The sum of `count` encoded rows of `size` elements, in group order."""
+def _combined(lowering: Lowering, rows: Rows, value: Value, size: int) -> Value:
+    """The sum of encoded rows of `size` elements, in group order."""
     codec, length = CODECS[value.codec], _row_length(value, size)
 
     def body(c: Computation, x: Instruction, *present: Instruction) -> Instruction:
-        rows = [arithmetic.slice_1d(c, x, i * length, length) for i in range(count)]
-        decoded = [_decoded(c, row, 1, codec) for row in rows]
+        parts = [arithmetic.slice_1d(c, x, i * length, length) for i in range(rows.count)]
+        decoded = [_decoded(c, part, 1, codec) for part in parts]
         return arithmetic.combine(c, decoded, "add", value.element_type, present)
 
-    return _cut(lowering, lowering.loop([received.x, *present], body), value, 1, size)
+    return _cut(lowering, lowering.loop([rows.joined.x, *rows.present], body), value, 1, size)
 
 
 def _restored(lowering: Lowering, received: Value, value: Value, count: int) -> Value:

@@ -132,6 +132,25 @@ def check_untouched(world: World, form: str) -> list[str]:
     )
 
 
+def check_together(world: World) -> list[str]:
+    """Sums that are one exchange without a codec are one with it, the small ones exact."""
+
+    def f(x: jax.Array) -> Any:
+        return lax.psum((x, x[:10] * 3, x * 2), "x")
+
+    x = np.random.default_rng(3).standard_normal((4 * 600, 500)).astype(np.float32)
+    failures = []
+    for islands in ("2+2", "each"):
+        (exact, *_), plain = run(world, lambda x: (f(x)[1],), x, islands, Options(), "cpu")
+        options = Options(wire=(("x", "mxint8"),))
+        (_, small, _), lines = run(world, f, x, islands, options, "cpu")
+        if small.tobytes() != exact.tobytes():
+            failures.append(f"{islands}: the small sum is not exact")
+        if [len(plain), len(lines)] != [1, 1] or " of 3 mxint8/32 u8[" not in lines[0]:
+            failures.append(f"{islands}: {lines}")
+    return failures
+
+
 def check_off(world: World) -> list[str]:
     """A program that no codec concerns is compiled to the text that it has without the option."""
     mapped = jax.shard_map(
@@ -184,6 +203,7 @@ def check_axes(world: World) -> list[str]:
 def main() -> None:
     world = World.make()
     print(json.dumps(("axes", check_axes(world))), flush=True)
+    print(json.dumps(("together", check_together(world))), flush=True)
     print(json.dumps(("off", check_off(world))), flush=True)
     for form in FORMS:
         for codec in CODECS:
