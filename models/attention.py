@@ -79,7 +79,7 @@ def all_nvidia() -> bool:
 def _attend_in_einsums(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
 ) -> jax.Array:
-    """The same in einsums.
+    """The same attention, in einsums.
 
     `jax.nn.dot_product_attention` by XLA has no float16 on CPU, and its softmax is float32 always.
     """

@@ -109,7 +109,7 @@ class Batches:
         """Where a row begins in the corpus."""
         if self.order == "epochs":
             return int(self._epochs[step * self.batch + row]) * self.positions
-        # Philox (Salmon et al., 2011) has no state: its output is a function of key and counter.
+        # Philox (Salmon et al., 2011) has no state: its output depends on key and counter only.
         draw = int(np.random.Philox(key=self.seed, counter=[0, 0, row, step]).random_raw())
         return draw % (self.corpus.size - self.positions)
 

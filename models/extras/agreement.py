@@ -77,7 +77,7 @@ def parameters(init_from: str | None) -> str:
 
 
 class Agreement:
-    """Compares what processes have. All processes make the same calls; alone, nothing happens."""
+    """Compares texts of all processes, which make the same calls. A single process does nothing."""
 
     def __init__(self) -> None:
         self._is_alone = jax.process_count() == 1

@@ -1,4 +1,4 @@
-"""How far a loop may be ahead of the programs that it has started."""
+"""Limit of the number of programs that a loop has started and that have not ended."""
 
 from collections.abc import Sequence
 from typing import Any

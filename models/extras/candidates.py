@@ -1,6 +1,6 @@
-"""Meshes and shares that islands could train with, and what a step of each would take: pure.
+"""Meshes and shares that islands could train with, and the time of a step with each: pure.
 
-The time of a step is that of the slowest island alone, and of the exchanges that nothing hides.
+The time of a step is the time of the slowest island alone plus that of the exposed exchanges.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A candidate with seconds of its exchanges that nothing hides, and bytes of a device.
+    """A candidate with the seconds of its exposed exchanges, and bytes of a device.
 
     Attributes:
       measured_seconds: Time of a step that ran, None: it was not tried.
@@ -143,5 +143,5 @@ def _pipelines(
 
 
 def ranked(found: Sequence[Suggestion], room: int | None) -> list[Suggestion]:
-    """The fastest first; those that need more than `room` bytes of a device last."""
+    """Sorted by time; candidates that need more than `room` bytes of a device come last."""
     return sorted(found, key=lambda s: (room is not None and s.num_bytes > room, s.seconds))

@@ -159,7 +159,7 @@ class Checkpoints:
             self._checkpointer.wait_until_finished()
         if jax.process_index() == 0:
             for step in sorted(self._steps())[: -self._keep]:
-                # Renamed first: half a checkpoint must not look like a whole one.
+                # Renamed first: a half-deleted checkpoint must not look like a complete one.
                 folder = self._folder / str(step)
                 folder.rename(f"{folder}{ocp.utils.TMP_DIR_SUFFIX}.old")
                 self._delete_temporary(str(step))

@@ -33,7 +33,7 @@ class Corpus:
     """Tokens: a file is mapped, not read, and only touched pages are loaded.
 
     Attributes:
-      name: for people, and part of `identity`.
+      name: name for messages, and part of `identity`.
       pieces: arrays of unsigned integers; the tokens are their concatenation.
       vocab: all tokens are smaller.
       tokenizer: digest of the tokenizer; empty for bytes.
@@ -57,7 +57,7 @@ class Corpus:
 
     @property
     def identity(self) -> str:
-        """Tells one corpus from another, cheaply: name, size and tokenizer."""
+        """Identity of a corpus, cheap to compute: name, size and tokenizer."""
         return ":".join(filter(None, (self.name, str(self.size), self.tokenizer)))
 
     def digest(self) -> str:

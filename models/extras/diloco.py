@@ -67,7 +67,7 @@ class DiLoCo:
     ) -> tuple[Params, DiLoCoOptimizer, dict[str, jax.Array]]:
         """Outer parameters, state, and measures [positions] after a step.
 
-        Nothing crosses the axis but the exchanges of outer gradients.
+        Only the exchanges of outer gradients cross the axis.
         """
 
         def local(own: Params, tokens: jax.Array) -> Any:
@@ -136,7 +136,7 @@ class DiLoCo:
 
 
 def _of_bits(shape: tuple[int, ...], spec: P, sizes: Mapping[str, int]) -> P:
-    """How the bits of a parameter lie: as it does, where their dimensions can be split so."""
+    """Sharding of the bits of a parameter: the parameter's, if their dimensions can be split so."""
     entries = [*spec, *[None] * len(shape)]
     fits = (
         name if name is None or n % sizes[name] == 0 else None

@@ -1,4 +1,4 @@
-"""The families of models: what tells them apart, and what Hugging Face calls it. Three tables.
+"""The families of models: their flags, and Hugging Face's names. Three tables.
 
 A family is a set of flags of `Config`; its layers, sizes and names are otherwise one.
 """
@@ -237,7 +237,7 @@ def _rope(given: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def _check(given: Mapping[str, Any], sizes: Mapping[str, str]) -> None:
-    """Refuses what the layers don't compute, and keys that nobody here knows."""
+    """Refuses values that the layers don't compute, and unknown keys."""
     for key, (value, why) in _FIXED.items():
         if given.get(key) not in (None, value):
             raise _refusal(key, given[key], why)

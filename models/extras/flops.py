@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, and what a device could do: pure, without JAX."""
+"""Floating-point operations of a training step, and peak rates of devices: pure, without JAX."""
 
 import re
 from typing import TYPE_CHECKING

@@ -13,18 +13,18 @@ from models.extras.records import Replicas, compare_replicas, differences
 
 ONE_WORLD, PERMUTED, OTHER = "one world", "permuted", "other arithmetic"
 ISLANDS, UNLIKE = "islands", "unlike islands"
-# Flags that make an island's arithmetic another one: no fused multiply-add; untuned kernels.
+# Flags that change an island's arithmetic: no fused multiply-add; untuned kernels.
 UNLIKE_FLAGS = {
     "cpu": "--xla_cpu_max_isa=AVX",
     "cuda": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
     "rocm": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false",
 }
-# How far a loss may be from the one world's, relative to it, by the type that is computed in. With
-# unlike islands it may also be so many noise floors away.
+# Largest relative difference of a loss from the one world's, by the type of the computation. With
+# unlike islands it may also be so many noise floors.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "float16": 1e-3, "float64": 1e-12}
 NOISE_FLOORS = 2.0
-# How many of these tolerances the norm of gradients may be away, with islands of either kind; or so
-# many noise floors of its own. A loss is a mean over tokens, and rounding moves it less.
+# Largest difference of the norm of gradients, in these tolerances or in its own noise floors, with
+# islands of either kind. A loss is a mean over tokens, and rounding moves it less.
 GRADIENT_TOLERANCES = 10.0
 
 Rows = list[dict[str, Any]]
@@ -195,7 +195,7 @@ def compare(
     one = rows.get(ONE_WORLD, [])
 
     def floor(name: str, run: str) -> float:
-        """How far a run of islands may be away by rounding."""
+        """Largest difference of a run of islands that rounding explains."""
         others = [r for r in parity.runs(mesh) if is_floor(r) and (r != OTHER or run == UNLIKE)]
         found = (_largest(rows.get(other, []), one, name) or 0.0 for other in others)
         return NOISE_FLOORS * max(found, default=0.0)

@@ -315,5 +315,5 @@ def _by_island(mesh: jax.sharding.Mesh, stages: tuple[int, ...]) -> tuple[tuple[
 
 
 def _varying(tree: Any, axes: tuple[str, ...]) -> Any:
-    """The same values, as ones that may differ along `axes`."""
+    """The same values, with a type that lets them differ along `axes`."""
     return jax.tree.map(lambda x: jax.lax.pcast(x, axes, to="varying"), tree)

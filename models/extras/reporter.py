@@ -86,7 +86,7 @@ class Reporter:
             self._digests.append(digest_rows(step, params))
 
     def step(self, measures: dict[str, jax.Array]) -> bool:
-        """Takes note of one more step; returns whether it is time to `report`.
+        """Records one more step; returns whether it is time to `report`.
 
         First waits for an earlier step (`models.extras.ahead`).
         """
@@ -109,7 +109,7 @@ class Reporter:
         self._window[-1] = self._window[-1] | {"eval_loss": loss, "perplexity": perplexity}
 
     def aside(self, work: Callable[[], Result]) -> Result:
-        """Does some work whose time is not part of the steps."""
+        """Runs work whose time is not part of the steps; returns its result."""
         began = time.perf_counter()
         result = work()
         self._paused += time.perf_counter() - began

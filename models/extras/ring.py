@@ -10,7 +10,7 @@ a number of key and value heads that `sequence` times `model` divides; models wi
 have 2 to 8. A ring works with any number, and sends the key and value heads only.
 
 A causal ring is open: a shard moves to later positions only, and each of its gradients is sent
-straight home. Every device computes with as many shards, those that it can't see included. The time
+straight home. Every device computes with equally many shards, unseen ones too. The time
 of a step is that of the last positions, which see all.
 
 Shapes in docstrings: n devices along `sequence`, B batch, T positions, S = T/n positions of a

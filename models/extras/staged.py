@@ -28,14 +28,13 @@ from models.sharding import activation_sharding
 from models.train import Schedule, Trainer
 
 _REPEATS = 3
-# Seconds of a measurement at least. A GPU that others use gives each its time in turns of
-# milliseconds, so a short program could have a turn of its own.
+# Least seconds of a measurement. A shared GPU runs its programs in turns of milliseconds, so a
+# short program could run in a single turn.
 _LONG = 0.2
 # With 1F1B a stage, but the last one, computes its layers forward once more. Backward takes as
 # long as forward twice, and remat full computes forward twice already.
 _FORWARD_AGAIN = {"full": 5 / 4, "dots": 4 / 3}
-# Uneven stages must promise a step that is shorter by this part: measurements have noise, and a
-# stage writes zeros for the layers that it lacks.
+# Uneven stages must promise a step that is shorter by this part: measurements have noise.
 _LEAST_GAIN = 0.05
 
 
