@@ -2,9 +2,10 @@
 
 `cuda_ipc`, `host` and `socket` are two islands joined by that transport (`host` is `process_vm`
 between CPUs), and in `cuda_ipc_hidden` each process sees its own GPUs only, not all of the host's;
-in those that end in `_unpipelined` loops are not pipelined; `nccl` is the same processes and
-devices as one world, `nccl_overlap` the same with XLA's latency-hiding scheduler, and
-`nccl_sockets` with NCCL kept from everything but sockets. On CPU (`--platform cpu`,
+in those that end in `_unpipelined` loops are not pipelined, and in those that end in `_mxint8`
+exchanges have that codec (training only). `nccl` is the same processes and devices as one world,
+`nccl_overlap` the same with XLA's latency-hiding scheduler, and `nccl_sockets` with NCCL kept from
+everything but sockets. On CPU (`--platform cpu`,
 to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
 """
 
@@ -37,6 +38,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "socket": {_TRANSPORTS: "socket"},
     "cuda_ipc_unpipelined": {_TRANSPORTS: "cuda_ipc", "JAXHET__PIPELINE_ITERATIONS": "0"},
     "socket_unpipelined": {_TRANSPORTS: "socket", "JAXHET__PIPELINE_ITERATIONS": "0"},
+    "cuda_ipc_mxint8": {_TRANSPORTS: "cuda_ipc", "JAXHET_WIRE": "mxint8"},
+    "socket_mxint8": {_TRANSPORTS: "socket", "JAXHET_WIRE": "mxint8"},
     "nccl": {},
     "nccl_overlap": {},
     "nccl_sockets": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},

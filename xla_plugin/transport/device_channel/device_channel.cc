@@ -9,9 +9,10 @@
 namespace jaxhet {
 namespace {
 
-// Short enough that copies of both ends overlap, long enough that they are worth a copy.
-constexpr size_t kLeastChunk = size_t{1} << 20;
-constexpr size_t kChunksPerExchange = 16;
+// Short enough that copies of both ends overlap, and that the sockets of a pair share 1 MiB; long
+// enough that each is worth a copy.
+constexpr size_t kLeastChunk = size_t{256} << 10;
+constexpr size_t kChunksPerExchange = 8;
 
 }  // namespace
 
