@@ -5,8 +5,26 @@ cd "$(dirname "$0")/.."
 
 stage() { printf '\n== %s\n' "$*"; }
 
+# The tests start hundreds of Python processes. Without bytecode each compiles JAX's sources, for 2 s.
+unset PYTHONDONTWRITEBYTECODE
+
+# Uses one core, as the type checker of the lint does: both run at a time.
+mkdir -p _build
+sh tools/docs.sh >_build/docs.log 2>&1 &
+docs=$!
+
 stage "lint"
 sh tools/lint.sh quick
+
+stage "documentation"
+built=0
+wait "$docs" || built=$?
+cat _build/docs.log
+case $built in
+0) ;;
+3) echo "the documentation is not built: its packages can't be installed here" ;;
+*) exit "$built" ;;
+esac
 
 stage "Bazel"
 if command -v bazel >/dev/null 2>&1 && [ ! -d .cache/googletest ]; then
@@ -18,15 +36,6 @@ stage "C++ tests under ASan and UBSan, fuzzers for 5 s each"
 FUZZ_SECONDS="${FUZZ_SECONDS:-5}" sh tools/cpp.sh test asan address,undefined
 stage "C++ tests under TSan"
 sh tools/cpp.sh test tsan thread
-
-stage "documentation"
-built=0
-sh tools/docs.sh || built=$?
-case $built in
-0) ;;
-3) echo "the documentation is not built: its packages can't be installed here" ;;
-*) exit "$built" ;;
-esac
 
 stage "the newest JAX that is tested"
 sh tools/next.sh

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import testing
+from tests.support import jobs
 
 NAMED: dict[str, Callable[..., Any]] = {**new_collectives.NAMED}
 ON_ISLANDS: dict[str, Callable[..., Any]] = {  # JAX raises errors for these in one world on CPUs
@@ -397,4 +397,4 @@ def _answer(request: tuple[str, tuple[Any, ...]]) -> Any:
 
 
 if __name__ == "__main__":
-    testing.serve(_answer)
+    jobs.answer_and_leave(_answer)

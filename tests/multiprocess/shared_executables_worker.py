@@ -19,9 +19,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet import _compilation, _session, _set_up, testing
+from jaxhet import _compilation, _session, _set_up
 from jaxhet._jax import programs
 from jaxhet.compiler import PROGRAM_ATTRIBUTE
+from tests.support import jobs
 
 _noted: list[str] = []  # programs that this process has
 _loaded: list[str] = []  # programs that another process compiled
@@ -196,4 +197,4 @@ def _answer(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    testing.serve(_answer)
+    jobs.answer_and_leave(_answer)

@@ -8,7 +8,7 @@ import matrix
 import planned
 
 import jaxhet
-from jaxhet import testing
+from tests.support import jobs
 
 
 def _exchanges() -> int:
@@ -38,4 +38,4 @@ def _answer(program: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    testing.serve(_answer)
+    jobs.answer_and_leave(_answer)
