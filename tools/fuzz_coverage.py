@@ -30,9 +30,10 @@ CPP = {
         "Handle|HandleAttributed|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
         "|Find|IncomingOf|OutgoingOf"
     ),
+    "net/connection.h": "Reserve",
     "net/socket/records.cc": "Take|OpenNext|Room",
     "net/seal.cc": "OpenNext",
-    "net/socket/socket_connection.cc": "Accept|OnMessage|Receive|Reserve|OnConfirmed|OnLeftByPeer",
+    "net/socket/socket_connection.cc": "Accept|OnMessage|Receive|OnConfirmed|OnLeftByPeer",
     "transport/pull.cc": "ParseSegments|OnMessage|Begin",
     "transport/shared_memory.cc": "SharedMemory|SharedPage",
     "transport/process_vm/process_vm.cc": "Accept|Probe",
@@ -47,7 +48,7 @@ CPP = {
     "transport/device_channel/operand_memory.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|TakeFds",
     "net/verbs/verbs_connection.cc": "Drain|Reserve",
-    "net/verbs/link.cc": "OnImmediate|OnCredit",
+    "net/verbs/link.cc": "OnImmediate",
     "net/verbs/link_setup.cc": "Accept|SetUpNicPair",
 }
 # The same of jaxhet: classes' and functions' names.

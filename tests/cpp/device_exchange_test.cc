@@ -56,7 +56,7 @@ TEST(DeviceExchangeTest, DevicesOfTwoVendorsSwap) {
     for (const Side* const side : {&zero, &one}) side->Done(world);
     for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
     EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
-    const auto bytes = world.engine(0).DeviceStats();
+    const auto bytes = world.engine(0).devices()->Stats();
     EXPECT_GT(bytes.at(StrCat("bytes_sent_", transport)), 0U);
   }
 }
@@ -74,7 +74,7 @@ TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   for (const Side* const side : {&zero, &one}) side->Done(world);
   for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
-  const auto sent = [&] { return world.engine(0).DeviceStats()["bytes_sent_socket"]; };
+  const auto sent = [&] { return world.engine(0).devices()->Stats()["bytes_sent_socket"]; };
   EXPECT_TRUE(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
 }
 
@@ -104,7 +104,7 @@ TEST_P(DeviceExchangeTransportsTest, ComesInParts) {
     EXPECT_EQ(zero.num_parts(), num_parts);
   }
   EXPECT_TRUE(IsWithin(kLong, [&] {
-    return world.engine(0).DeviceStats().at("exchanges_completed") == uint64_t{5};
+    return world.engine(0).devices()->Stats().at("exchanges_completed") == uint64_t{5};
   }));
 }
 
@@ -136,7 +136,7 @@ TEST_P(DeviceExchangeTransportsTest, GroupsOfAnySize) {
       for (const Side& side : sides) EXPECT_TRUE(side.HasAllBlocks());
     }
   }
-  EXPECT_EQ(world.engine(0).DeviceStats().at("exchanges_started"), uint64_t{10});
+  EXPECT_EQ(world.engine(0).devices()->Stats().at("exchanges_started"), uint64_t{10});
 }
 
 TEST(DeviceExchangeTest, GroupsMayBeOfUnequalSize) {
@@ -177,7 +177,7 @@ void CheckManyAreInFlight(std::string_view transport, size_t num_bytes) {
   world.device().Synchronize(world.stream(1));
   for (const Side& side : zeros) EXPECT_TRUE(side.IsFrom(1));
   for (const Side& side : ones) EXPECT_TRUE(side.IsFrom(0));
-  const auto stats = world.engine(0).DeviceStats();
+  const auto stats = world.engine(0).devices()->Stats();
   EXPECT_EQ(stats.at("exchanges_started"), uint64_t{kCount});
   EXPECT_EQ(stats.at(StrCat("bytes_sent_", NameOf(transport))), kCount * num_bytes);
   const bool is_pulled = num_bytes > kEagerBytes && transport == "pulled";
@@ -316,7 +316,7 @@ TEST(DeviceExchangeTest, WhatCannotBePulledGoesThroughSlots) {
   }
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   for (const Side& side : ones) EXPECT_TRUE(side.IsFrom(0));
-  EXPECT_EQ(world.engine(1).DeviceStats().at("bytes_zero_copy_received"), pulled);
+  EXPECT_EQ(world.engine(1).devices()->Stats().at("bytes_zero_copy_received"), pulled);
 }
 
 // Sends may wait for slots; the program waits only at a done.
@@ -340,7 +340,7 @@ TEST(DeviceExchangeTest, ProgramIsNotHeldByItsSends) {
 // Times as the watch sees them: from the device's start of the exchange to its end.
 TEST(DeviceExchangeTest, ExchangesAreRecordedAndTimed) {
   DeviceWorld world(DeviceOptions(2));
-  const auto records = [&] { return world.engine(0).DeviceFlightRecords(); };
+  const auto records = [&] { return world.engine(0).devices()->FlightRecords(); };
   const auto has = [&](FlightState state) {
     return IsWithin(kLong, [&] { return !records().empty() && records().back().state == state; });
   };
@@ -364,7 +364,7 @@ TEST(DeviceExchangeTest, ExchangesAreRecordedAndTimed) {
   EXPECT_TRUE(record.plan == kPlan && record.index == 3 && record.operand_bytes == 1000);
   EXPECT_TRUE((record.group == std::vector{0, 1}));
   EXPECT_GE(record.ended - record.started, milliseconds(50));
-  const auto stats = world.engine(0).DeviceStats();
+  const auto stats = world.engine(0).devices()->Stats();
   EXPECT_EQ(stats.at("exchanges_completed"), uint64_t{1});
   const auto in_flight =
       std::chrono::duration_cast<std::chrono::microseconds>(record.ended - record.started);

@@ -70,7 +70,7 @@ TEST(DeviceFaultTest, DifferentExchangesOverSocketsAreAPlanMismatch) {
 TEST(DeviceFaultTest, BetterTransportsSayWhyTheyAreNotUsed) {
   DeviceWorld world(DeviceOptions(2, "socket"));
   std::vector<std::string> names;
-  for (const ChannelBytes& channel : world.engine(0).DeviceBytes()) {
+  for (const ChannelBytes& channel : world.engine(0).devices()->Bytes()) {
     EXPECT_EQ(channel.transport, "socket");
     for (const auto& [name, reason] : channel.refusals) {
       names.push_back(name);
@@ -339,14 +339,14 @@ TEST(DeviceFaultTest, FailedExchangesAreRecorded) {
   Side zero(0, SwapPairs(), 1000);
   zero.Start(world);
   zero.Done(world);
-  const auto is_recorded = [&] { return !world.engine(0).DeviceFlightRecords().empty(); };
+  const auto is_recorded = [&] { return !world.engine(0).devices()->FlightRecords().empty(); };
   EXPECT_TRUE(IsWithin(kLong, is_recorded));
   world.engine(0).Fail(Error(ErrorCode::kPeer, "process 1 has died", 1));
   EXPECT_TRUE(world.IsIdleWithin(0, kLong));
-  const auto records = world.engine(0).DeviceFlightRecords();
+  const auto records = world.engine(0).devices()->FlightRecords();
   EXPECT_EQ(records.size(), size_t{1});
   EXPECT_EQ(records.back().state, FlightState::kFailed);
-  EXPECT_EQ(world.engine(0).DeviceStats().at("exchanges_completed"), uint64_t{0});
+  EXPECT_EQ(world.engine(0).devices()->Stats().at("exchanges_completed"), uint64_t{0});
 }
 
 // The done of the second transfer waits for rank 1 when the job fails. What the done of the first

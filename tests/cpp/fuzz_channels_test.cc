@@ -24,6 +24,7 @@
 #include "xla_plugin/engine/device/channel_setup.h"
 #include "xla_plugin/net/socket/data_socket.h"
 #include "xla_plugin/net/socket/socket.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
@@ -43,14 +44,18 @@ constexpr size_t kSlotBytes = 4'096;
 // One end's side of two ranks on this host: its device, operands, and sockets to the other end.
 struct End {
   End(Fd its_data, Fd its_messages, SealKeys keys) : data(dup(its_data.get())) {
-    LaneSockets sockets{.messages = {.fd = std::move(its_messages), .keys = {}},
-                        .data = {},
-                        .keys = {},
-                        .path_timeout = std::chrono::seconds(1),
-                        .log = [](std::string_view /*what*/) {}};
-    sockets.data.push_back(std::move(its_data));
-    sockets.keys.push_back(std::move(keys));
-    lane = MakeSocketLane(std::move(sockets));
+    sockets::SocketSetup setup{.control_fd = its_messages.get(),
+                               .data = {},
+                               .keys = {},
+                               .chunk_bytes = sockets::kWholeTransfers,
+                               .path_timeout = std::chrono::seconds(1)};
+    setup.data.push_back(std::move(its_data));
+    setup.keys.push_back(std::move(keys));
+    lane = std::make_shared<Lane>(
+        Lane::Messages{std::move(its_messages), {}}, [](std::string_view /*what*/) {},
+        [&setup](ConnectionHost& host) {
+          return std::make_unique<sockets::SocketConnection>(std::move(setup), host);
+        });
   }
 
   ChannelSetup Setup() {
@@ -69,7 +74,7 @@ struct End {
   DeviceMemory memory = device->Allocate(kSlotBytes);
   Fd data;  // one more descriptor of the lane's data socket
   std::shared_ptr<Lane> lane;
-  verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
+  verbs::Nics nics{NicOptions(/*depth=*/2)};
 };
 
 struct Ends {

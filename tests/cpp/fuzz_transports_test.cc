@@ -51,20 +51,21 @@ TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
           .control_fd = -1,
           .page = &page,
           .nics = &nics,
-          .data_fds = nullptr,
-          .data_keys = nullptr,
+          .data_fds = {},
+          .data_keys = {},
           .encryption = Encryption::kOff};
 }
 
 // State that our end and a sound peer of this process share; lives as long as the process.
 struct Peer {
   SharedPage page;
-  verbs::Nics nics{NicOptions(/*qps=*/1, /*depth=*/2)};
+  verbs::Nics nics{NicOptions(/*depth=*/2)};
   FuzzHost host;
 
   std::unique_ptr<Connection> Open(std::string_view transport, ConnectionHost& its_host) {
     for (const Transport& entry : Transports()) {
-      if (entry.name == transport) return entry.open(SetupWith(page, nics), its_host);
+      TransportSetup setup = SetupWith(page, nics);
+      if (entry.name == transport) return entry.open(setup, its_host);
     }
     Throw(ErrorCode::kUsage, "no transport ", transport);
   }

@@ -25,7 +25,8 @@ WorldOptions RailOptions(std::string_view transport) {
 
 std::set<int> PeersOf(DeviceWorld& world, int rank) {
   std::set<int> peers;
-  for (const ChannelBytes& bytes : world.engine(rank).DeviceBytes()) peers.insert(bytes.peer_rank);
+  for (const ChannelBytes& bytes : world.engine(rank).devices()->Bytes())
+    peers.insert(bytes.peer_rank);
   return peers;
 }
 

@@ -49,7 +49,7 @@ class PigeonConnection final : public Connection {
   std::deque<Transfer*> sends_;
 };
 
-std::unique_ptr<Connection> OpenPigeons(const TransportSetup& setup, ConnectionHost& host) {
+std::unique_ptr<Connection> OpenPigeons(TransportSetup& setup, ConnectionHost& host) {
   if (!setup.same_host) Throw(ErrorCode::kTransport, "pigeons don't leave their host");
   return std::make_unique<PigeonConnection>(host);
 }

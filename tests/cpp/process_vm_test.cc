@@ -72,16 +72,16 @@ class End {
   SharedPage page_;
   Host host_;
   Bytes copied_;
-  std::unique_ptr<Connection> connection_ = OpenProcessVm({.same_host = true,
-                                                           .chunk_bytes = 4'096,
-                                                           .path_timeout = std::chrono::seconds(1),
-                                                           .control_fd = -1,
-                                                           .page = &page_,
-                                                           .nics = nullptr,
-                                                           .data_fds = nullptr,
-                                                           .data_keys = nullptr,
-                                                           .encryption = Encryption::kOff},
-                                                          host_);
+  TransportSetup setup_{.same_host = true,
+                        .chunk_bytes = 4'096,
+                        .path_timeout = std::chrono::seconds(1),
+                        .control_fd = -1,
+                        .page = &page_,
+                        .nics = nullptr,
+                        .data_fds = {},
+                        .data_keys = {},
+                        .encryption = Encryption::kOff};
+  std::unique_ptr<Connection> connection_ = OpenProcessVm(setup_, host_);
 };
 
 // A child that keeps the memory of this moment.

@@ -104,7 +104,6 @@ TEST(SealTest, RecordsRoundTrip) {
         all.insert(all.end(), record.begin(), record.end());
       }
       EXPECT_EQ(Receive(ends.reader, all, num_bytes < 100 ? 1 : 50'001), text);
-      EXPECT_TRUE(ends.reader.is_empty());
     }
   }
 }
@@ -165,7 +164,6 @@ TEST(SealTest, GivesNothingOutOfACutRecord) {
     for (size_t num_bytes = 1; num_bytes < record.size(); ++num_bytes) {
       Ends receiver(mode);
       EXPECT_EQ(Receive(receiver.reader, std::span(record).first(num_bytes)), std::string());
-      EXPECT_FALSE(receiver.reader.is_empty());  // the reader knows that the record is incomplete
     }
   }
 }

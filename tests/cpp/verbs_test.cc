@@ -109,6 +109,13 @@ TEST(VerbsTest, NetdevIsUpUnlessTheKernelSaysOtherwise) {
   EXPECT_FALSE(is_up("eth8") || is_up("eth9"));
 }
 
+TEST(VerbsTest, TakesTheRateOfAPortFromTheKernel) {
+  const Folder sysfs;
+  sysfs.Put("mlx5_0/ports/2/rate", "2.5 Gb/sec (1X SDR)");
+  EXPECT_EQ(verbs::PortGbps(sysfs.path() + "/mlx5_0", 2), 2.5);
+  EXPECT_EQ(verbs::PortGbps(sysfs.path() + "/mlx5_0", 1), 0);
+}
+
 // A device of the PCIe tree; `path` leads there from the host bridge.
 void PutPci(const Folder& sysfs, const std::string& path, int numa_node) {
   sysfs.Put("devices/" + path + "/numa_node", std::to_string(numa_node));
@@ -204,7 +211,7 @@ TEST(VerbsTest, SaysThatThereIsNoLibrary) {
 }
 
 TEST(VerbsTest, SaysWhatToDoWhereACompletionQueueFails) {
-  verbs::Nics nics(NicOptions(/*qps=*/1, /*depth=*/2));
+  verbs::Nics nics(NicOptions(/*depth=*/2));
   const verbs::CompletionQueue queue(*nics.Usable().front()->context, 1);
   auto& poll = queue.get()->context->ops.poll_cq;
   const auto working = std::exchange(poll, [](ibv::Cq*, int, ibv::Wc*) { return -1; });
@@ -217,12 +224,12 @@ TEST(VerbsTest, SaysWhatToDoWhereACompletionQueueFails) {
 }
 
 TEST(VerbsTest, PacksWorkIdsAndImmediates) {
-  const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255, 0xfffe};
+  const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255};
   EXPECT_EQ(verbs::UnpackImmediate(verbs::Pack(immediate)), immediate);
   for (const bool is_receive : {false, true}) {
     const verbs::WorkId id = verbs::UnpackWorkId(
-        verbs::Pack(verbs::WorkId{.qp = 0xffff'fffe, .is_receive = is_receive, .sent = immediate}));
-    EXPECT_TRUE(id.qp == 0xffff'fffe && id.is_receive == is_receive && id.sent == immediate);
+        verbs::Pack(verbs::WorkId{.is_receive = is_receive, .sent = immediate}));
+    EXPECT_TRUE(id.is_receive == is_receive && id.sent == immediate);
   }
 }
 

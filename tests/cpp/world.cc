@@ -68,11 +68,10 @@ std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data, size_
   return ends;
 }
 
-verbs::Options NicOptions(int64_t qps, int64_t depth) {
+verbs::Options NicOptions(int64_t depth) {
   return {.devices = {},
           .gid_index = -1,
           .pkey_index = 0,
-          .qps = qps,
           .depth = depth,
           .traffic_class = 0,
           .service_level = 0,

@@ -30,7 +30,7 @@ std::vector<std::vector<Ends>> ConnectAll(int num_processes, int num_data = 2,
                                           size_t num_paths = 1);
 
 // Options of the tests: smaller chunks and shorter waits than a job has.
-verbs::Options NicOptions(int64_t qps = 2, int64_t depth = 8);
+verbs::Options NicOptions(int64_t depth = 8);
 Options EngineOptions();
 
 struct WorldOptions {

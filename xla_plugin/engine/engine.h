@@ -91,9 +91,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and
   // after Close().
   std::shared_ptr<DeviceEngine> devices() const;
-  std::map<std::string, uint64_t> DeviceStats() const;
-  std::vector<ChannelBytes> DeviceBytes() const;
-  std::vector<FlightRecord> DeviceFlightRecords() const;
+  std::shared_ptr<DeviceEngine> FindDevices() const;  // null instead of the error
 
   // Fails the engine for a reason found elsewhere.
   void Fail(const Error& error) override;
@@ -138,7 +136,6 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
                        const ChannelOptions& options, Time deadline);
   void WaitIdle(Time deadline) const;
   void CloseDevices(std::chrono::milliseconds timeout);
-  std::shared_ptr<DeviceEngine> FindDevices() const;  // null if there are none
 
   void CheckUsable() const;
   [[noreturn]] static void ThrowClosed();

@@ -88,21 +88,6 @@ void Engine::OpenChannels(const std::vector<ChannelPair>& pairs,
   ConnectChannels(opened->ranks(), pairs, sockets, OptionsOfChannels(nics), Clock::now() + timeout);
 }
 
-std::map<std::string, uint64_t> Engine::DeviceStats() const {
-  const auto devices = FindDevices();
-  return devices ? devices->Stats() : std::map<std::string, uint64_t>();
-}
-
-std::vector<ChannelBytes> Engine::DeviceBytes() const {
-  const auto devices = FindDevices();
-  return devices ? devices->Bytes() : std::vector<ChannelBytes>();
-}
-
-std::vector<FlightRecord> Engine::DeviceFlightRecords() const {
-  const auto devices = FindDevices();
-  return devices ? devices->FlightRecords() : std::vector<FlightRecord>();
-}
-
 void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
                              std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
                              const ChannelOptions& options, Time deadline) {

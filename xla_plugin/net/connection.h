@@ -8,12 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/base/range_set.h"
 
 namespace jaxhet {
 
 class Pollable;
+
+inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
 
 // Bytes that one exchange moves between one rank of ours and one other rank, both ways. The engine
 // keeps it, and the memory it names, until both ways are done or the engine has failed.
@@ -28,9 +32,18 @@ struct Transfer {
   uint64_t peer_ticket = 0;  // names the peer's transfer in ours
 
   bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
+  // A chunk begins to arrive. Throws TransportError if it lies outside of `receive`, or overlaps
+  // another one.
+  void Reserve(size_t offset, size_t num_bytes) {
+    if (!InBounds(offset, num_bytes, receive.num_bytes())) {
+      Throw(ErrorCode::kTransport, "a chunk of ", num_bytes, " bytes at ", offset,
+            " lies outside of the transfer");
+    }
+    if (!reserved.Add(offset, num_bytes, receive.num_bytes())) {
+      Throw(ErrorCode::kTransport, kBytesTwice);
+    }
+  }
 };
-
-inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
 
 // Interface of a connection's owner, for the connection.
 class ConnectionHost {

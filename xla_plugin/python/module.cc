@@ -131,13 +131,18 @@ void RegisterPlan(Engine& engine, int64_t fingerprint, std::string text, std::st
   engine.AddPlan(fingerprint, std::move(text), std::move(program), planned);
 }
 
+std::vector<ChannelBytes> BytesOfChannels(const Engine& engine) {
+  const auto devices = engine.FindDevices();
+  return devices ? devices->Bytes() : std::vector<ChannelBytes>();
+}
+
 // Chosen transport between CPUs; refused ones with the reasons, also between devices.
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
   return engine.Read([&](const ProgressEngine& progress) {
     const Peer& peer = progress.peers().Of(process);
     std::vector<Refusal> refusals = peer.refusals;
-    for (const ChannelBytes& channel : engine.DeviceBytes()) {
+    for (const ChannelBytes& channel : BytesOfChannels(engine)) {
       if (progress.peers().roster().ProcessOf(channel.peer_rank) != process) continue;
       for (const Refusal& refusal : channel.refusals) {
         const bool is_known = std::ranges::count(refusals, refusal) > 0;
@@ -176,7 +181,8 @@ nb::list FlightRecords(const Engine& engine) {
   const auto [records, plans] = [&] {
     const nb::gil_scoped_release released;
     return engine.Read([&](const ProgressEngine& progress) {
-      std::vector<FlightRecord> all = engine.DeviceFlightRecords();
+      const auto devices = engine.FindDevices();
+      auto all = devices ? devices->FlightRecords() : std::vector<FlightRecord>();
       std::ranges::copy(progress.flight_recorder().records(), std::back_inserter(all));
       return std::pair{std::move(all), progress.peers().plans()};
     });
@@ -262,7 +268,9 @@ nb::dict Handlers() {
 
 std::map<std::string, uint64_t> Stats(const Engine& engine) {
   auto stats = engine.Read([](const ProgressEngine& progress) { return progress.Stats(); });
-  for (const auto& [name, value] : engine.DeviceStats()) stats[name] += value;
+  const auto devices = engine.FindDevices();
+  if (!devices) return stats;
+  for (const auto& [name, value] : devices->Stats()) stats[name] += value;
   return stats;
 }
 
@@ -272,7 +280,7 @@ nb::list PeerStats(const Engine& engine) {
     const nb::gil_scoped_release released;
     return engine.Read([&](const ProgressEngine& progress) {
       auto all = progress.peers().Counts();
-      for (const ChannelBytes& bytes : engine.DeviceBytes()) {
+      for (const ChannelBytes& bytes : BytesOfChannels(engine)) {
         all.push_back({.process = progress.peers().roster().ProcessOf(bytes.peer_rank),
                        .transport = std::string(bytes.transport),
                        .bytes_sent = bytes.sent,

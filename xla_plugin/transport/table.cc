@@ -10,17 +10,17 @@ namespace jaxhet {
 
 namespace {
 
-std::unique_ptr<Connection> OpenSocket(const TransportSetup& setup, ConnectionHost& host) {
+std::unique_ptr<Connection> OpenSocket(TransportSetup& setup, ConnectionHost& host) {
   return std::make_unique<sockets::SocketConnection>(
       sockets::SocketSetup{.control_fd = setup.control_fd,
-                           .data = std::move(*setup.data_fds),
-                           .keys = std::move(*setup.data_keys),
+                           .data = std::move(setup.data_fds),
+                           .keys = std::move(setup.data_keys),
                            .chunk_bytes = setup.chunk_bytes,
                            .path_timeout = setup.path_timeout},
       host);
 }
 
-std::unique_ptr<Connection> OpenVerbs(const TransportSetup& setup, ConnectionHost& host) {
+std::unique_ptr<Connection> OpenVerbs(TransportSetup& setup, ConnectionHost& host) {
   RefuseSealing(setup.encryption);
   return std::make_unique<verbs::VerbsConnection>(*setup.nics, setup.chunk_bytes, host);
 }

@@ -27,15 +27,15 @@ struct TransportSetup {
   int control_fd;                          // the control connection's socket, or -1
   const SharedPage* page;                  // ours
   verbs::Nics* nics;                       // NICs of this process; opened by the first who asks
-  std::vector<Fd>* data_fds;               // the transport that uses them takes them
-  std::vector<SealKeys>* data_keys;        // one for each of `data_fds`
+  std::vector<Fd> data_fds;                // the transport that uses them takes them
+  std::vector<SealKeys> data_keys;         // one for each of `data_fds`
   Encryption encryption;
 };
 
 // A way to move bytes. `open` throws the reason if this end can't use it.
 struct Transport {
   std::string_view name;
-  std::unique_ptr<Connection> (*open)(const TransportSetup& setup, ConnectionHost& host);
+  std::unique_ptr<Connection> (*open)(TransportSetup& setup, ConnectionHost& host);
 };
 
 // A transport that a pair can't use.

@@ -159,17 +159,12 @@ ENTRY(query_port, int, ibv_query_port, ibv::Context* context, uint8_t number, ib
   if (const int error = Refusal(nic, "ibv_query_port", context)) return error;
   const PortModel* const port = PortOf(context, number);
   if (port == nullptr) return EINVAL;
-  constexpr uint8_t kFourLanes = 2;
-  constexpr uint8_t kEdr = 32;
   *attr = {.state = port->is_up ? ibv::kPortActive : ibv::kPortDown,
            .max_mtu = ibv::kMtu4096,
            .active_mtu = port->mtu,
            .gid_tbl_len = static_cast<int>(port->gids.size()),
-           .max_msg_sz = ToContext(context).model->max_message,
            .pkey_tbl_len = 1,
            .lid = port->lid,
-           .active_width = kFourLanes,
-           .active_speed = kEdr,
            .link_layer = port->link_layer};
   return 0;
 }

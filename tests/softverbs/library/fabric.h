@@ -31,7 +31,6 @@ struct PortModel {
 };
 
 struct DeviceModel : ibv::Device {
-  uint32_t max_message = 1U << 30;
   uint32_t max_inline = 220;
   int max_cqe = 1 << 15;
   std::vector<PortModel> ports;

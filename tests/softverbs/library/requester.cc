@@ -121,7 +121,6 @@ Packet Nic::MakeRequest(const Qp& qp, const Work& work, uint64_t offset, uint32_
 
 void Nic::SendRequest(Qp& qp, const Work& work, Time now) {
   const auto* const model = static_cast<Context*>(qp.context)->model;
-  if (work.length > model->max_message) return Fail(qp, ibv::kWcLocLenErr);
   const int access = work.opcode == ibv::kWrRdmaRead ? ibv::kAccessLocalWrite : 0;
   const bool is_inline = (work.flags & ibv::kSendInline) != 0;
   if (!is_inline && !memory_.Check(qp.pd, work.sges, access)) {

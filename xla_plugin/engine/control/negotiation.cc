@@ -40,10 +40,6 @@ class NoPath final : public Connection {
 };
 
 Candidates OpenCandidates(Introduction& introduction) {
-  TransportSetup& setup = introduction.setup;
-  setup.control_fd = introduction.peer->channel.socket()->fd();
-  setup.data_fds = &introduction.data_fds;
-  setup.data_keys = &introduction.data_keys;
   Candidates candidates;
   if (introduction.allowed.empty()) return candidates;
   for (const Transport& transport : Transports()) {
@@ -54,7 +50,7 @@ Candidates OpenCandidates(Introduction& introduction) {
       }
       const auto refused = introduction.refused.find(candidate.name);
       if (refused != introduction.refused.end()) Throw(ErrorCode::kTransport, refused->second);
-      candidate.connection = transport.open(setup, *introduction.peer);
+      candidate.connection = transport.open(introduction.setup, *introduction.peer);
       candidate.text = candidate.connection->Offer();
     } catch (const Error& error) {
       candidate.Refuse(std::string(error.text()));

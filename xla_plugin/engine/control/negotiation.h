@@ -18,9 +18,7 @@ struct Introduction {
   std::string error_prefix;                    // how an error about the peer begins
   std::vector<std::string> allowed;            // transports
   std::map<std::string, std::string> refused;  // refused transports, and why
-  std::vector<Fd> data_fds;
-  std::vector<SealKeys> data_keys;  // one for each data socket
-  TransportSetup setup;             // but for the sockets
+  TransportSetup setup;
 };
 
 // Agrees with all peers, each over its control connection, on the transport to use: the first of

@@ -44,16 +44,14 @@ Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
           .error_prefix = Where(spec.process),
           .allowed = std::move(spec.transports),
           .refused = std::move(spec.refused),
-          .data_fds = std::move(spec.data),
-          .data_keys = std::move(keys),
           .setup = {.same_host = spec.same_host,
                     .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
                     .path_timeout = PathTimeout(options_),
-                    .control_fd = -1,
+                    .control_fd = place->second.channel.socket()->fd(),
                     .page = &page_,
                     .nics = &nics_,
-                    .data_fds = nullptr,
-                    .data_keys = nullptr,
+                    .data_fds = std::move(spec.data),
+                    .data_keys = std::move(keys),
                     .encryption = encryption_}};
 }
 

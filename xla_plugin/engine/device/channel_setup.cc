@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "xla_plugin/base/checked.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
@@ -106,17 +107,20 @@ Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
   const size_t per_lane = of_pair.sockets.size() / of_pair.num_lanes;
   Lanes lanes;
   for (size_t lane = 0; lane < of_pair.num_lanes; ++lane) {
-    LaneSockets sockets{
-        .messages = {.fd = std::move(of_pair.sockets[next]), .keys = std::move(of_pair.keys[next])},
-        .data = {},
-        .keys = {},
-        .path_timeout = options.path_timeout,
-        .log = log};
+    sockets::SocketSetup setup{.control_fd = of_pair.sockets[next].get(),
+                               .data = {},
+                               .keys = {},
+                               .chunk_bytes = sockets::kWholeTransfers,  // a slot is one chunk
+                               .path_timeout = options.path_timeout};
+    Lane::Messages messages{std::move(of_pair.sockets[next]), std::move(of_pair.keys[next])};
     for (const size_t end = next++ + per_lane; next < end; ++next) {
-      sockets.data.push_back(std::move(of_pair.sockets[next]));
-      sockets.keys.push_back(std::move(of_pair.keys[next]));
+      setup.data.push_back(std::move(of_pair.sockets[next]));
+      setup.keys.push_back(std::move(of_pair.keys[next]));
     }
-    lanes.push_back(MakeSocketLane(std::move(sockets)));
+    lanes.push_back(
+        std::make_shared<Lane>(std::move(messages), log, [&setup](ConnectionHost& host) {
+          return std::make_unique<sockets::SocketConnection>(std::move(setup), host);
+        }));
   }
   return lanes;
 }

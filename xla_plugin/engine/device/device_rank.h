@@ -37,13 +37,12 @@ namespace jaxhet {
 // receives earlier if the slot is needed again before that.
 //
 // Zero-copy: at Start() the source only signals that the operand is ready, and at Done()
-// it waits until the target has read it. (The source does the same if its NIC sends the operand
-// from there. The target, which may be on another host, then receives through slots.) An exchange
-// may be read in parts: the program continues with one while the next arrives. Through slots it is
-// complete at the first Done(). The target learns the operand's address from the source's launch.
-// The thread that launches the program then puts the receive on its stream, in the order of starts.
-// At Done() it waits briefly for that launch before it chooses slots. (Another thread could not: a
-// driver call that waits for all streams blocks all others.)
+// it waits until the target has read it. An exchange may be read in parts: the program continues
+// with one while the next arrives. Through slots it is complete at the first Done(). The target
+// learns the operand's address from the source's launch. The thread that launches the program then
+// puts the receive on its stream, in the order of starts. At Done() it waits briefly for that
+// launch before it chooses slots. (Another thread could not: a driver call that waits for all
+// streams blocks all others.)
 class DeviceRank {
  public:
   DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_bytes);
@@ -71,7 +70,7 @@ class DeviceRank {
     uint64_t completed;
     Clock::duration in_flight_time;  // sum over the completed ones
     uint64_t read_bytes;             // read from sources' operands
-    uint64_t offered_bytes;          // read from this rank's operands, by targets or NICs
+    uint64_t offered_bytes;          // read from this rank's operands, by targets
   };
   Counts counts() const;
 

@@ -90,8 +90,6 @@ void TransferRunner::OfferOperand(const InFlight& transfer, RankChannel& channel
   const size_t num_bytes = transfer.transfer.operand.size();
   channel.num_bytes += num_bytes;
   offered_bytes_ += num_bytes;
-  // A NIC sends it through the target's slots.
-  if (!channel.end->is_shared()) channel.chunks += NumChunks(num_bytes, channel.end->slot_bytes());
   announcement.Write(channel.end->addresses().ready(), DeviceNumber(transfer.send.number));
 }
 

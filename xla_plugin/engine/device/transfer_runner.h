@@ -36,7 +36,7 @@ class TransferRunner {
   // Work for a stream that only writes what the program has come to, after `ready`. The caller
   // flushes it.
   StreamWork Announcement(EventHandle ready);
-  // Tells the target, or the NIC, that it can read the operand.
+  // Tells the target that it can read the operand.
   void OfferOperand(const InFlight& transfer, RankChannel& channel, StreamWork& announcement);
   // Through slots, after `ready` or on the program's stream, which is left to the caller to flush.
   void Send(const InFlight& transfer, RankChannel& channel, StreamWork* program, EventHandle ready);
@@ -71,7 +71,7 @@ class TransferRunner {
   Stream done_stream_;
   std::vector<Event> events_;  // events that nothing uses
   std::atomic<uint64_t> read_bytes_ = 0;
-  std::atomic<uint64_t> offered_bytes_ = 0;  // read by a target, or sent from there by a NIC
+  std::atomic<uint64_t> offered_bytes_ = 0;  // read by targets
 };
 
 }  // namespace jaxhet

@@ -55,8 +55,6 @@ class RecordReader {
 
   // Verified bytes are left.
   bool has_bytes() const { return !opened_.empty(); }
-  // Nothing is left, no part of a record either.
-  bool is_empty() const { return opened_.empty() && begin_ == end_; }
 
  private:
   bool OpenNext();

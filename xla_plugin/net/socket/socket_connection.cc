@@ -34,18 +34,6 @@ void CheckIsChunk(const ChunkInfo& header) {
   Throw(ErrorCode::kTransport, "a chunk starts with ", header.magic, ", not with JXC1");
 }
 
-// Ranges are counted, not bytes: a chunk that is sent twice must not fill the place of another.
-void Reserve(Transfer& transfer, const ChunkInfo& header) {
-  const size_t total = transfer.receive.num_bytes();
-  if (header.num_bytes == 0 || !InBounds(header.offset, header.num_bytes, total)) {
-    Throw(ErrorCode::kTransport, "a chunk of ", header.num_bytes, " bytes at ", header.offset,
-          " lies outside of the transfer");
-  }
-  if (!transfer.reserved.Add(header.offset, header.num_bytes, total)) {
-    Throw(ErrorCode::kTransport, kBytesTwice);
-  }
-}
-
 }  // namespace
 
 SocketConnection::SocketConnection(SocketSetup sockets, ConnectionHost& host)
@@ -197,7 +185,9 @@ void SocketConnection::Receive(DataSocket& data) {
   if (!in.is_reserved && !host_.IsReady(in.header.ticket)) return;
   // Looked up for every read: a peer that sends bytes twice must not reach a finished transfer.
   Transfer& transfer = host_.Find(in.header.ticket);
-  if (!std::exchange(in.is_reserved, true)) Reserve(transfer, in.header);
+  if (!std::exchange(in.is_reserved, true)) {
+    transfer.Reserve(in.header.offset, in.header.num_bytes);
+  }
   const size_t num_bytes = data.socket.Read(in.Rest(transfer.receive));
   in.moved += num_bytes;
   const size_t chunk_bytes = in.header.num_bytes;

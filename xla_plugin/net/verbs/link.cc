@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
@@ -41,13 +42,13 @@ void Link::OnCompletion(NicPair& pair, const ibv::Wc& wc) {
   if (is_lost_) return;
   if (wc.status != ibv::kWcSuccess) return Fail(pair, Describe(pair.nic->context->api(), wc));
   const WorkId id = UnpackWorkId(wc.wr_id);
-  Qp& qp = pair.qps.at(id.qp);
+  Qp& qp = pair.QpOf(id.sent.kind);
   if (id.is_receive) {
     OnImmediate(pair, UnpackImmediate(ntohl(wc.imm_data)));
     if (const int error = qp.PostReceive()) Fail(pair, ErrnoText("ibv_post_recv", error));
     return;
   }
-  qp.OnSent(id.sent);
+  qp.OnSent();
   if (id.sent.kind == ImmediateKind::kChunk) slots_.at(id.sent.slot).is_posted = false;
 }
 
@@ -56,28 +57,19 @@ void Link::OnImmediate(const NicPair& pair, Immediate immediate) {
     Throw(ErrorCode::kTransport, "there is no slot ", int{immediate.slot});
   }
   if (immediate.kind == ImmediateKind::kCredit) {
-    return OnCredit(immediate.slot, immediate.sequence);
+    slots_[immediate.slot].is_emptied = true;
+    return;
   }
-  PeerSlot& slot = peer_slots_[immediate.slot];
-  const auto next = static_cast<uint16_t>(slot.tail + 1);
-  if (incoming_.memory == nullptr || immediate.sequence != next || slot.tail != slot.head) {
-    Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled out of order");
+  if (incoming_.memory == nullptr || is_filled_[immediate.slot]) {
+    Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled twice");
   }
-  slot.tail = immediate.sequence;
+  is_filled_[immediate.slot] = true;
   arrivals_.push_back({immediate.slot, pair.index});
 }
 
-void Link::OnCredit(size_t index, uint16_t sequence) {
-  Slot& slot = slots_[index];
-  if (slot.sequence == sequence) slot.is_emptied = true;
-}
-
 void Link::Send(size_t index, size_t num_bytes) {
-  Slot& slot = slots_[index];
-  ++slot.sequence;
-  slot.is_emptied = false;
-  const auto [pair, qp] = ChooseQp(/*for_credits=*/false, Qp::kSendsPerChunk);
-  slot.is_posted = true;
+  slots_[index] = {.is_posted = true, .is_emptied = false};
+  NicPair* const pair = WithRoom(&NicPair::data);
   const Write header{.from = headers_.slots().address(index),
                      .lkey = headers_.slots().lkey(pair->index),
                      .num_bytes = kHeaderBytes,
@@ -88,42 +80,31 @@ void Link::Send(size_t index, size_t num_bytes) {
                     .num_bytes = static_cast<uint32_t>(num_bytes),
                     .to = peer_slots_address_ + index * peer_slot_bytes_,
                     .rkey = pair->peer_rkey};
-  int error = qp->PostHeader(header);
-  if (error == 0) {
-    error = qp->Post(bytes, {ImmediateKind::kChunk, static_cast<uint8_t>(index), slot.sequence});
-  }
+  int error = pair->data.PostHeader(header);
+  if (error == 0) error = pair->data.Post(bytes, static_cast<uint8_t>(index));
   if (error != 0) Fail(*pair, ErrnoText("ibv_post_send", error));
 }
 
 void Link::Empty(size_t slot) {
-  peer_slots_[slot].head = peer_slots_[slot].tail;
-  credits_due_.push_back(slot);
+  is_filled_[slot] = false;
+  credits_due_.push_back(static_cast<uint8_t>(slot));
   SendCredits();
 }
 
 void Link::SendCredits() {
   for (; !credits_due_.empty(); credits_due_.pop_front()) {
-    const auto [pair, qp] = ChooseQp(/*for_credits=*/true, 1);
+    NicPair* const pair = WithRoom(&NicPair::credits);
     if (pair == nullptr) return;
-    const size_t slot = credits_due_.front();
     const Write nothing{.to = peer_headers_address_, .rkey = pair->peer_headers_rkey};
-    const int error = qp->Post(
-        nothing, {ImmediateKind::kCredit, static_cast<uint8_t>(slot), peer_slots_[slot].head});
+    const int error = pair->credits.Post(nothing, credits_due_.front());
     if (error != 0) return Fail(*pair, ErrnoText("ibv_post_send", error));
   }
 }
 
-// The queue pair for the purpose with the most room, and at least `num_sends`.
-Link::Choice Link::ChooseQp(bool for_credits, uint32_t num_sends) const {
-  Choice best;
-  for (NicPair& pair : nic_pairs_) {
-    for (Qp& qp : pair.qps) {
-      const bool is_for_credits = &qp == &pair.qps.front();
-      if (is_for_credits != for_credits || qp.room() < num_sends) continue;
-      if (best.qp == nullptr || qp.room() > best.qp->room()) best = {&pair, &qp};
-    }
-  }
-  return best;
+Link::NicPair* Link::WithRoom(Qp NicPair::* qp) const {
+  const auto best = std::ranges::max_element(
+      nic_pairs_, {}, [&](const NicPair& pair) { return (pair.*qp).room(); });
+  return ((*best).*qp).room() > 0 ? &*best : nullptr;
 }
 
 void Link::Fail(const NicPair& pair, std::string_view reason) {
@@ -138,7 +119,8 @@ void Link::Fail(const NicPair& pair, std::string_view reason) {
 
 void Link::Kill() {
   for (NicPair& pair : nic_pairs_) {
-    for (Qp& qp : pair.qps) qp.Kill();
+    pair.data.Kill();
+    pair.credits.Kill();
   }
 }
 

@@ -23,9 +23,9 @@ namespace jaxhet::verbs {
 
 // Moves slots to the slots of a peer that correspond to them, each with its header, over all NICs.
 //
-// A NIC pair joins our NIC i with the peer's NIC i by several queue pairs; the first of them is for
-// credits, which would wait behind chunks on the others. A slot is sent over one queue pair: the
-// one that has the most room. A queue pair that fails is the loss of the peer.
+// A NIC pair joins our NIC i with the peer's NIC i by two queue pairs: one for chunks, and one for
+// credits, which would wait behind chunks. A slot is sent over the NIC pair that has the most room.
+// If a queue pair fails, the peer is lost.
 class Link {
  public:
   static constexpr size_t kMostSlots = 256;  // Immediate::slot
@@ -48,7 +48,7 @@ class Link {
 
   size_t chunk_bytes() const { return chunk_bytes_; }  // the smaller of both ends'
   size_t num_slots() const { return slots_.size(); }
-  size_t num_data_qps() const { return nic_pairs_.size() * (nic_pairs_.front().qps.size() - 1); }
+  size_t num_nic_pairs() const { return nic_pairs_.size(); }
   bool is_lost() const { return is_lost_; }
 
   std::vector<Pollable*> Pollables();
@@ -61,9 +61,7 @@ class Link {
 
   // Sending. A slot is free when the peer has emptied it and the NIC needs it no more.
   bool IsFree(size_t slot) const { return !slots_[slot].is_posted && slots_[slot].is_emptied; }
-  bool CanSend(size_t slot) const {
-    return IsFree(slot) && ChooseQp(/*for_credits=*/false, Qp::kSendsPerChunk).pair != nullptr;
-  }
+  bool CanSend(size_t slot) const { return IsFree(slot) && WithRoom(&NicPair::data) != nullptr; }
   // The NIC has sent it.
   bool IsSent(size_t slot) const { return !slots_[slot].is_posted; }
   std::byte* header(size_t slot) const { return headers_.slot(slot); }
@@ -91,41 +89,33 @@ class Link {
   using Clock = std::chrono::steady_clock;
 
   struct NicPair {
-    NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, int num_entries)
-        : nic(std::move(its_nic)), index(its_index), cq(*nic->context, num_entries) {}
+    NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, const Options& options,
+            uint32_t num_slots);  // link_setup.cc
+
+    Qp& QpOf(ImmediateKind kind) { return kind == ImmediateKind::kChunk ? data : credits; }
 
     std::shared_ptr<Nic> nic;
     size_t index;
     CompletionQueue cq;
-    std::deque<Qp> qps;
+    Qp data;
+    Qp credits;
     uint32_t peer_rkey = 0;
     uint32_t peer_headers_rkey = 0;
     std::string name;  // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
   };
 
-  struct Choice {
-    NicPair* pair = nullptr;  // null: there is no room
-    Qp* qp = nullptr;
-  };
-
   // A slot of ours and the peer's that it is sent to.
   struct Slot {
-    uint16_t sequence = 0;   // number of the slot's uses
     bool is_posted = false;  // the NIC may read it
     bool is_emptied = true;  // by the peer
-  };
-  // A slot of the peer's, in our memory.
-  struct PeerSlot {
-    uint16_t tail = 0;  // sequence of the last chunk written
-    uint16_t head = 0;  // sequence of the last chunk read
   };
 
   void OnCompletion(NicPair& pair, const ibv::Wc& wc);
   void OnImmediate(const NicPair& pair, Immediate immediate);
-  void OnCredit(size_t index, uint16_t sequence);
-  Choice ChooseQp(bool for_credits, uint32_t num_sends) const;
+  // The NIC pair with the most room in that queue pair; null: none has room.
+  NicPair* WithRoom(Qp NicPair::* qp) const;
   void Fail(const NicPair& pair, std::string_view reason);
-  void SetUpNicPair(NicPair& pair, NicPairInfo peer, std::span<const QpInfo> qps);  // link_setup.cc
+  void SetUpNicPair(NicPair& pair, NicPairInfo peer);  // link_setup.cc
 
   Options options_;
   ConnectionHost& host_;
@@ -140,9 +130,9 @@ class Link {
   mutable std::deque<NicPair> nic_pairs_;
 
   std::vector<Slot> slots_;
-  std::vector<PeerSlot> peer_slots_;
+  std::vector<bool> is_filled_;  // by the peer, slots of ours
   std::deque<Arrival> arrivals_;
-  std::deque<size_t> credits_due_;       // slots of the peer's that we have emptied
+  std::deque<uint8_t> credits_due_;      // slots that we have emptied
   std::array<ibv::Wc, 32> completions_;  // completions of one poll
   Clock::time_point busy_until_;
   bool is_lost_ = false;

@@ -28,7 +28,7 @@ void Loopback::Connect() {
   qp_ = std::make_unique<QueuePair>(nic_.domain, cq_, QueuePairSizes{.sends = 1, .receives = 1},
                                     nic_.info.port, static_cast<uint16_t>(options_.pkey_index),
                                     ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead);
-  Route route = RouteOf(nic_.info, InfoOf(nic_.info, 0, 0), options_);
+  Route route = RouteOf(nic_.info, InfoOf(nic_.info), options_);
   route.qp_num = qp_->number();
   route.psn = kPsn;
   qp_->Connect(route, kPsn);

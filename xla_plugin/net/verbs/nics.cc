@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <fstream>
 #include <tuple>
 #include <utility>
 
@@ -12,46 +13,6 @@
 
 namespace jaxhet::verbs {
 namespace {
-
-// Gbit/s of one lane, by the value of ibv_port_attr::active_speed.
-double LaneGbps(int speed) {
-  switch (speed) {
-    case 1:
-      return 2.5;  // SDR
-    case 2:
-      return 5;  // DDR
-    case 4:
-    case 8:
-      return 10;  // QDR, FDR10
-    case 16:
-      return 14;  // FDR
-    case 32:
-      return 25;  // EDR
-    case 64:
-      return 50;  // HDR
-    case 128:
-      return 100;  // NDR
-    default:
-      return 0;
-  }
-}
-
-int Lanes(int width) {
-  switch (width) {
-    case 1:
-      return 1;
-    case 2:
-      return 4;
-    case 4:
-      return 8;
-    case 8:
-      return 12;
-    case 16:
-      return 2;
-    default:
-      return 0;
-  }
-}
 
 std::string_view StateName(int state) {
   constexpr std::array<std::string_view, 6> kNames = {"unknown", "down",   "initializing",
@@ -86,9 +47,8 @@ NicInfo Describe(const Context& context, int port, const Options& options) {
   try {
     const ibv::PortAttr attr = context.QueryPort(port);
     info.is_infiniband = attr.link_layer != ibv::kLinkLayerEthernet;
-    info.gbps = LaneGbps(attr.active_speed) * Lanes(attr.active_width);
+    info.gbps = PortGbps(context.folder(), port);
     info.mtu = attr.active_mtu;
-    info.max_message = attr.max_msg_sz;
     info.lid = attr.lid;
     if (attr.state != ibv::kPortActive) {
       info.problem = StrCat("the port is ", StateName(attr.state), "; check cable and switch");
@@ -181,6 +141,12 @@ std::vector<NicInfo> DescribeNics(const Options& options) {
   std::vector<NicInfo> infos;
   for (const OpenNic& nic : ListNics(api, options)) infos.push_back(nic.info);
   return infos;
+}
+
+double PortGbps(const std::string& folder, int port) {
+  double gbps = 0;
+  std::ifstream(StrCat(folder, "/ports/", port, "/rate")) >> gbps;  // "400 Gb/sec (4X NDR)"
+  return gbps;
 }
 
 void Select(std::span<OpenNic> nics, std::string_view devices) {

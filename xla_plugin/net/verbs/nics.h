@@ -19,15 +19,17 @@
 
 namespace jaxhet::verbs {
 
+// Longest chunk of a connection. Soft-RoCE sends no longer messages; other NICs do.
+inline constexpr size_t kMostMessageBytes = size_t{8} << 20;
+
 // One port of an RDMA NIC, as far as it is known; `problem` says why it can't be used.
 struct NicInfo {
   std::string device;
   int port = 0;
   std::string name;  // "mlx5_0:1"
   bool is_infiniband = false;
-  double gbps = 0;  // signalling rate, Gbit/s
+  double gbps = 0;  // 0: unknown
   int mtu = 0;      // active, ibv_mtu
-  uint64_t max_message = 0;
   uint16_t lid = 0;
   GidEntry gid;        // RoCE: the one to use
   std::string reason;  // why this one; how InfiniBand is addressed; empty: not known
@@ -83,6 +85,10 @@ std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options);
 
 // The same, closed again. Throws TransportError if there is no libibverbs, too.
 std::vector<NicInfo> DescribeNics(const Options& options);
+
+// Rate of a port in Gbit/s as the kernel states it; 0 if it does not. `folder`: the device's in
+// sysfs.
+double PortGbps(const std::string& folder, int port);
 
 // Marks what the options leave out, and ports that are much slower than the fastest.
 void Select(std::span<OpenNic> nics, std::string_view devices);

@@ -12,21 +12,16 @@ uint32_t RandomPsn() { return std::random_device()() & 0xff'ffff; }
 
 }  // namespace
 
-uint64_t Pack(const WorkId& id) {
-  return uint64_t{id.is_receive} << 63 | uint64_t{Pack(id.sent)} << 32 | id.qp;
-}
+uint64_t Pack(const WorkId& id) { return uint64_t{id.is_receive} << 32 | Pack(id.sent); }
 
 WorkId UnpackWorkId(uint64_t packed) {
-  return {static_cast<uint32_t>(packed), packed >> 63 != 0,
-          UnpackImmediate(static_cast<uint32_t>(packed >> 32) & 0x7fff'ffff)};
+  return {packed >> 32 != 0, UnpackImmediate(static_cast<uint32_t>(packed))};
 }
 
-NicPairInfo InfoOf(const NicInfo& nic, uint32_t rkey, uint32_t headers_rkey) {
+NicPairInfo InfoOf(const NicInfo& nic) {
   NicPairInfo info{};
   nic.name.copy(info.nic.data(), info.nic.size() - 1);
   info.gid = nic.gid.gid.raw;
-  info.rkey = rkey;
-  info.headers_rkey = headers_rkey;
   info.mtu = static_cast<uint32_t>(nic.mtu);
   info.lid = nic.lid;
   info.is_infiniband = nic.is_infiniband ? 1 : 0;
@@ -46,15 +41,17 @@ Route RouteOf(const NicInfo& own, const NicPairInfo& peer, const Options& option
   return route;
 }
 
-Qp::Qp(Nic& nic, const CompletionQueue& cq, QueuePairSizes sizes, uint16_t pkey_index)
+Qp::Qp(Nic& nic, const CompletionQueue& cq, ImmediateKind kind, uint32_t num_sends,
+       uint32_t num_receives, uint16_t pkey_index)
     : nic_name_(nic.info.name),
-      num_receives_(sizes.receives),
+      kind_(kind),
+      num_receives_(num_receives),
       psn_(RandomPsn()),
-      qp_(nic.domain, cq, sizes, nic.info.port, pkey_index),
-      room_(sizes.sends) {}
+      qp_(nic.domain, cq, {.sends = kSendsPerChunk * num_sends, .receives = num_receives},
+          nic.info.port, pkey_index),
+      room_(num_sends) {}
 
-void Qp::Connect(uint32_t index, Route route, QpInfo peer) {
-  index_ = index;
+void Qp::Connect(Route route, QpInfo peer) {
   for (uint32_t i = 0; i < num_receives_; ++i) {
     if (const int error = PostReceive()) ThrowCall("ibv_post_recv", nic_name_, error);
   }
@@ -64,7 +61,7 @@ void Qp::Connect(uint32_t index, Route route, QpInfo peer) {
 }
 
 int Qp::PostReceive() {
-  return qp_.PostReceive(Pack(WorkId{.qp = index_, .is_receive = true, .sent = {}}));
+  return qp_.PostReceive(Pack(WorkId{.is_receive = true, .sent = {kind_, 0}}));
 }
 
 int Qp::PostSend(const Write& write, ibv::SendWr wr) {
@@ -73,9 +70,7 @@ int Qp::PostSend(const Write& write, ibv::SendWr wr) {
   wr.num_sge = write.num_bytes > 0 ? 1 : 0;
   wr.remote_addr = write.to;
   wr.rkey = write.rkey;
-  if (const int error = qp_.PostSend(wr)) return error;
-  --room_;
-  return 0;
+  return qp_.PostSend(wr);
 }
 
 int Qp::PostHeader(const Write& write) {
@@ -84,17 +79,15 @@ int Qp::PostHeader(const Write& write) {
   return PostSend(write, wr);
 }
 
-int Qp::Post(const Write& write, Immediate immediate) {
+int Qp::Post(const Write& write, uint8_t slot) {
+  const Immediate immediate{kind_, slot};
   ibv::SendWr wr;
-  wr.wr_id = Pack(WorkId{.qp = index_, .is_receive = false, .sent = immediate});
+  wr.wr_id = Pack(WorkId{.is_receive = false, .sent = immediate});
   wr.opcode = ibv::kWrRdmaWriteWithImm;
   wr.imm_data = htonl(Pack(immediate));
   wr.send_flags = ibv::kSendSignaled;
+  --room_;
   return PostSend(write, wr);
-}
-
-void Qp::OnSent(Immediate immediate) {
-  room_ += immediate.kind == ImmediateKind::kChunk ? kSendsPerChunk : 1;
 }
 
 }  // namespace jaxhet::verbs

@@ -13,7 +13,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A message is divided among queue pairs into chunks that are not shorter.
+// A message is divided into this many chunks for each NIC, which are not shorter: a chunk is copied
+// while the one before it is sent.
+constexpr size_t kChunksPerNic = 2;
 constexpr size_t kLeastChunkBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
 constexpr size_t kPageBytes = 4096;
@@ -23,12 +25,6 @@ constexpr std::chrono::seconds kProofTimeout{5};
 size_t NumSlots(Nics& nics) {
   return std::min(static_cast<size_t>(nics.options().depth) * nics.Usable().size(),
                   Link::kMostSlots);
-}
-
-// Largest chunk that fits one work request of every NIC.
-size_t ChunkBytes(Nics& nics, size_t wanted) {
-  for (const auto& nic : nics.Usable()) wanted = std::min<size_t>(wanted, nic->info.max_message);
-  return wanted;
 }
 
 // Polls until `is_over`, but for kProofTimeout at most.
@@ -42,7 +38,7 @@ bool PollUntil(Link& link, IsOver is_over) {
 }  // namespace
 
 VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost& host)
-    : VerbsConnection(nics, NumSlots(nics), ChunkBytes(nics, chunk_bytes), host) {}
+    : VerbsConnection(nics, NumSlots(nics), std::min(chunk_bytes, kMostMessageBytes), host) {}
 
 VerbsConnection::VerbsConnection(Nics& nics, size_t count, size_t chunk_bytes, ConnectionHost& host)
     : host_(host),
@@ -127,16 +123,10 @@ bool VerbsConnection::CanDrain(const Link::Arrival& arrival, uint64_t ticket) {
 }
 
 void VerbsConnection::Reserve(Transfer& transfer, const ChunkInfo& info) const {
-  const size_t total = transfer.receive.num_bytes();
-  const size_t described = slots_ == nullptr ? 0 : kDescriptionBytes;
-  if (info.num_bytes > link_.chunk_bytes() || info.num_bytes + described == 0 ||
-      (slots_ != nullptr && info.offset != 0) ||
-      !InBounds(info.offset, info.num_bytes + described, total)) {
-    Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of the transfer");
+  if (info.num_bytes > link_.chunk_bytes() || (slots_ != nullptr && info.offset != 0)) {
+    Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of its slot");
   }
-  if (!transfer.reserved.Add(info.offset, info.num_bytes + described, total)) {
-    Throw(ErrorCode::kTransport, kBytesTwice);
-  }
+  transfer.Reserve(info.offset, info.num_bytes + (slots_ == nullptr ? 0 : kDescriptionBytes));
 }
 
 // Gives the owner's slots back: to the peer what the device has emptied, and to the device what the
@@ -190,9 +180,9 @@ size_t VerbsConnection::Send() {
   return kHeaderBytes + info.num_bytes;
 }
 
-// Size of the chunks of a message of `num_bytes`, so that every queue pair has some.
+// Size of the chunks of a message of `num_bytes`.
 size_t VerbsConnection::ChunkBytesOf(size_t num_bytes) const {
-  const size_t even = RoundUp(num_bytes / link_.num_data_qps(), kAlignment);
+  const size_t even = RoundUp(num_bytes / (kChunksPerNic * link_.num_nic_pairs()), kAlignment);
   return std::clamp(even, std::min(kLeastChunkBytes, link_.chunk_bytes()), link_.chunk_bytes());
 }
 

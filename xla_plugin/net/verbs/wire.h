@@ -5,23 +5,26 @@
 #include <cstddef>
 #include <cstdint>
 
-// Messages between two verbs connections: offers when they are set up, immediate data with every
-// chunk and credit, and messages when a NIC pair fails. Little-endian; kOfferMagic names the
-// version.
+// Messages between two verbs connections: offers when they are set up, and immediate data with
+// every chunk and credit. Little-endian; kOfferMagic names the version.
 namespace jaxhet::verbs {
 
-inline constexpr uint32_t kOfferMagic = 0x3456'584a;  // "JXV4"
+inline constexpr uint32_t kOfferMagic = 0x3556'584a;  // "JXV5"
 
-// An offer is an OfferInfo, then a NicPairInfo and its QpInfos for each NIC pair.
+// An offer is an OfferInfo, then a NicPairInfo for each NIC pair.
 struct OfferInfo {
   uint32_t magic;
   uint32_t num_nic_pairs;
-  uint32_t num_qps;      // queue pairs of each NIC pair
   uint32_t num_slots;    // slots that the peer may fill, one for each of its own
   uint64_t slot_bytes;   // their distance
   uint64_t chunk_bytes;  // most bytes of a chunk in a slot
   uint64_t slots;        // address of the first
   uint64_t headers;      // address of the first slot's header
+};
+
+struct QpInfo {
+  uint32_t qp_num;
+  uint32_t psn;
 };
 
 // Our NIC of a NIC pair: NIC pair i joins our NIC i with the peer's.
@@ -33,11 +36,8 @@ struct NicPairInfo {
   uint32_t mtu;           // ibv_mtu
   uint16_t lid;
   uint16_t is_infiniband;
-};
-
-struct QpInfo {
-  uint32_t qp_num;
-  uint32_t psn;
+  QpInfo data;     // queue pair for chunks
+  QpInfo credits;  // queue pair for credits, which would wait behind chunks
 };
 
 enum class ImmediateKind : uint8_t {
@@ -45,22 +45,18 @@ enum class ImmediateKind : uint8_t {
   kCredit,  // the sender of this has emptied a slot that the receiver had filled
 };
 
-// The immediate data of a completion. `sequence` counts the uses of the slot.
+// The immediate data of a completion.
 struct Immediate {
   ImmediateKind kind;
   uint8_t slot;
-  uint16_t sequence;
   bool operator==(const Immediate&) const = default;
 };
 
-// The top bit is never set.
 inline uint32_t Pack(const Immediate& immediate) {
-  const uint32_t kind = static_cast<uint8_t>(immediate.kind);
-  return kind << 24 | uint32_t{immediate.slot} << 16 | uint32_t{immediate.sequence};
+  return uint32_t{static_cast<uint8_t>(immediate.kind)} << 8 | uint32_t{immediate.slot};
 }
 inline Immediate UnpackImmediate(uint32_t packed) {
-  return {static_cast<ImmediateKind>(packed >> 24), static_cast<uint8_t>(packed >> 16 & 0xff),
-          static_cast<uint16_t>(packed & 0xffff)};
+  return {static_cast<ImmediateKind>(packed >> 8 & 0xff), static_cast<uint8_t>(packed & 0xff)};
 }
 
 // The header of a chunk, written before the chunk's slot: bytes [offset, offset + num_bytes) of the

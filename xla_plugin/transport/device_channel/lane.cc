@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/net/socket/socket_connection.h"
 
 namespace jaxhet {
 
@@ -105,21 +104,6 @@ void Lane::Received(Transfer& transfer, size_t num_bytes) {
   transfer.received += num_bytes;
   has_moved_ = true;
   incoming_->Moved(transfer);
-}
-
-std::shared_ptr<Lane> MakeSocketLane(LaneSockets sockets) {
-  const int control_fd = sockets.messages.fd.get();
-  return std::make_shared<Lane>(
-      std::move(sockets.messages), std::move(sockets.log), [&](ConnectionHost& host) {
-        return std::make_unique<sockets::SocketConnection>(
-            sockets::SocketSetup{
-                .control_fd = control_fd,
-                .data = std::move(sockets.data),
-                .keys = std::move(sockets.keys),
-                .chunk_bytes = sockets::kWholeTransfers,  // a slot travels as one chunk
-                .path_timeout = sockets.path_timeout},
-            host);
-      });
 }
 
 }  // namespace jaxhet

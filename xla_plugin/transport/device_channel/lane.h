@@ -2,7 +2,6 @@
 #define XLA_PLUGIN_TRANSPORT_DEVICE_CHANNEL_LANE_H_
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -88,17 +87,6 @@ class Lane final : public ProxyTask, private ConnectionHost {
   bool has_moved_ = false;
   bool is_stalled_ = false;  // a chunk waits for its slot
 };
-
-struct LaneSockets {
-  Lane::Messages messages;
-  std::vector<Fd> data;
-  std::vector<SealKeys> keys;  // one for each of `data`
-  std::chrono::milliseconds path_timeout;
-  Lane::LogFunction log;
-};
-
-// A lane over some of the sockets between two ranks.
-std::shared_ptr<Lane> MakeSocketLane(LaneSockets sockets);
 
 }  // namespace jaxhet
 

@@ -24,13 +24,6 @@ struct VerbsOfferInfo {
   uint64_t slot_bytes;
 };
 
-// Largest message that every NIC can send.
-size_t MostBytes(const Nics& nics) {
-  size_t most = SIZE_MAX;
-  for (const auto& nic : nics) most = std::min<size_t>(most, nic->info.max_message);
-  return most;
-}
-
 class VerbsChannel final : public LaneChannel {
  public:
   VerbsChannel(const ChannelSetup& setup, const Nics& nics, End end, size_t slot_bytes)
@@ -63,7 +56,7 @@ class VerbsChannel final : public LaneChannel {
   static std::pair<std::unique_ptr<DeviceChannel>, std::string> Make(const ChannelSetup& setup) {
     Check(setup);
     const Nics nics = NicsOf(setup);
-    const VerbsOfferInfo info{std::min(setup.slot_bytes, MostBytes(nics))};
+    const VerbsOfferInfo info{std::min(setup.slot_bytes, verbs::kMostMessageBytes)};
     auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kTarget, info.slot_bytes);
     std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
     offer += channel->Answer();
@@ -74,10 +67,6 @@ class VerbsChannel final : public LaneChannel {
     const Nics nics = NicsOf(setup);
     const auto info = Take<VerbsOfferInfo>(offer, "the peer's offer");
     CheckSlotBytes(info.slot_bytes, setup.piece);
-    if (const size_t most = MostBytes(nics); info.slot_bytes > most) {
-      Throw(ErrorCode::kTransport, "a NIC here sends ", most, " bytes at once, not ",
-            info.slot_bytes, "; set JAXHET__SLOT_BYTES to less");
-    }
     auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kSource, info.slot_bytes);
     channel->Accept(offer);
     return channel;
