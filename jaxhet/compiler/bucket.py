@@ -1,23 +1,25 @@
-"""Small all-reduces of one kind go together: one exchange in place of many.
+"""Collectives of one kind go together: one exchange in place of many.
 
-The same on every rank: which of them go together depends on the program, as the plan's order does.
+On GPUs these are small all-reduces. On CPUs, where exchanges follow each other, they are permutes;
+XLA has put all-reduces together. The same on every rank: which of them go together depends on the
+program, as the plan's order does.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxhet.compiler import collectives, hlo, order
+from jaxhet.compiler import collectives, halves, hlo, order
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.collectives import Collective
 
 
 @dataclasses.dataclass
 class _Bucket:
-    """All-reduces that go together.
+    """Collectives that go together.
 
     Attributes:
-      members: The all-reduces in this bucket.
+      members: The collectives in this bucket.
       num_bytes: Their total size.
       bits: The members as a set, each a bit.
       until: Depth at which something that takes time uses a result; see `order.Key`.
@@ -29,18 +31,21 @@ class _Bucket:
     until: float = math.inf
 
 
-def bucket_all_reduces(crossing: Sequence[Collective], most_bytes: int) -> list[Collective]:
-    """The same collectives, with an all-reduce of several operands in place of small ones.
+def bucketed(
+    crossing: Sequence[Collective], opcode: str, most_bytes: float = math.inf
+) -> list[Collective]:
+    """The same collectives, with one of several operands in place of small ones of an opcode.
 
     Args:
       crossing: All collectives of a module that cross islands.
+      opcode: "all-reduce" or "collective-permute".
       most_bytes: Largest size of all operands of one bucket.
     """
     small: dict[int, list[Collective]] = {}
     for collective in crossing:
         instruction = collective.instruction
-        is_one = instruction.opcode == "all-reduce" and len(instruction.operand_ids) == 1
-        if is_one and _num_bytes(collective) <= most_bytes:
+        is_one = instruction.opcode == opcode and len(instruction.operand_ids) == 1
+        if is_one and halves.of(instruction) is None and _num_bytes(collective) <= most_bytes:
             small.setdefault(collective.computation.id, []).append(collective)
     replaced: dict[int, Collective | None] = {}
     for members in small.values():
@@ -52,10 +57,10 @@ def bucket_all_reduces(crossing: Sequence[Collective], most_bytes: int) -> list[
     return [collective for collective in result if collective is not None]
 
 
-def _buckets(members: Sequence[Collective], most_bytes: int) -> list[_Bucket]:
-    """Buckets of the all-reduces of one computation.
+def _buckets(members: Sequence[Collective], most_bytes: float) -> list[_Bucket]:
+    """Buckets of the collectives of one computation.
 
-    A bucket is closed when an all-reduce comes that needs a result of it. So all that wait for it
+    A bucket is closed when a collective comes that needs a result of it. So all that wait for it
     come after all that it waits for. It is also closed before what uses it would have to wait for
     another member.
     """
@@ -104,8 +109,10 @@ def _uses(steps: Mapping[int, order.Step], needs: Mapping[int, int]) -> dict[int
 def _kind(collective: Collective) -> str:
     """The properties that all members of a bucket share."""
     module, instruction = collective.computation.module, collective.instruction
-    reducer = collectives.reducer(module, instruction)
     groups = groups_lib.to_text(collective.groups)
+    if instruction.opcode == "collective-permute":
+        return groups
+    reducer = collectives.reducer(module, instruction)
     return f"{reducer} {instruction.shape.element_type} {groups}"
 
 
@@ -119,7 +126,7 @@ def _merge(members: Sequence[Collective]) -> Collective:
     instructions = [m.instruction for m in members]
     operands = [x for i in instructions for x in computation.operands(i)]
     shape = hlo.tuple_shape([i.shape for i in instructions])
-    merged = computation.add("all-reduce", shape, operands, like=first.instruction)
+    merged = computation.add(first.instruction.opcode, shape, operands, like=first.instruction)
     new = hlo.Instruction()
     new.CopyFrom(first.instruction)
     for field in ("name", "id", "shape", "operand_ids", "control_predecessor_ids", "metadata"):

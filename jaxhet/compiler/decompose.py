@@ -75,8 +75,10 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     plan.check_program(parsed)
     crossing = [early.mark(c, is_gpu=job.is_gpu) for c in identity.assign(crossing, job)]
     crossing = scatter.to_reduce_scatters(crossing, job, _is_flat(job, options))
-    if job.is_gpu and options.bucket_bytes:  # on CPUs, XLA has put together what it likes
-        crossing = bucket.bucket_all_reduces(crossing, options.bucket_bytes)
+    if not job.is_gpu:
+        crossing = bucket.bucketed(crossing, "collective-permute")
+    elif options.bucket_bytes:
+        crossing = bucket.bucketed(crossing, "all-reduce", options.bucket_bytes)
     exchanges: list[Exchange] = []
     codecs = axes.Codecs.of(parsed, job, options)
     for collective in crossing:

@@ -159,3 +159,33 @@ def test_all_reduces_across_depths_go_together_whatever_the_order_of_the_text():
     assert _lines(data) == ["sum hierarchical of 3 f32[12]"]
     for seed in range(20):
         assert _feeding(shuffled(data, seed)) == [["cut2", "cut1", "cut0"]]
+
+
+def test_permutes_between_the_same_ranks_are_one_exchange_on_cpus() -> None:
+    def permute(
+        name: str, operand: str, number: int, shape: str = "f32[4]", pairs: str = ""
+    ) -> str:
+        pairs = pairs or "{0,1},{1,0}"
+        path = named(f"e{number}d{number // 3}/ppermute")
+        return (
+            f"{name} = {shape} collective-permute({operand}), channel_id=1,"
+            f" source_target_pairs={{{pairs}}}{path}"
+        )
+
+    body = f"""
+      p = f32[4] parameter(0)
+      q = u8[64] parameter(1)
+      {permute("a", "p", 0)}
+      {permute("b", "q", 1, "u8[64]")}
+      {permute("c", "p", 2, pairs="{0,1}")}
+      {permute("d", "a", 3)}
+      ROOT r = (f32[4], u8[64], f32[4], f32[4]) tuple(a, b, c, d)
+    """
+    decomposed = decompose(_module(body, ""), hlo_text.job(0, 1), Options())
+    assert decomposed is not None
+    lines = [spec.local_line.partition("@")[0] for spec in hlo_text.planned(decomposed)]
+    assert sorted(lines) == [
+        "permute collective-permute f32[4] {{0,1},{1,0}} ",
+        "permute collective-permute f32[4] {{0,1}} ",
+        "permute collective-permute of 2 f32[4],u8[64] {{0,1},{1,0}} ",
+    ]
