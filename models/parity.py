@@ -9,7 +9,9 @@ Trains it on the same data from the same seed in several ways, each by `models.p
   row's own arithmetic alone, so this run is part of the noise floor of unlike islands;
 - `islands`: over two islands or more, through `jaxhet launch`;
 - `unlike islands`: the same, and one island computes with other flags of XLA, so that its
-  arithmetic is another one.
+  arithmetic is another one;
+- `islands, --wire=mxint8`: over islands with the options of a `--thin`, which change losses. They
+  are shown beside the noise floor, without a bar.
 
 Writes a report: `report.md`, `report.json` and `curves.png`. The exit code is 1 if a run fails, a
 loss or a norm of gradients is further from the one world's than allowed, or replicas were not
@@ -152,6 +154,13 @@ def _parser() -> argparse.ArgumentParser:
         " noise floor; each takes the time of one run",
         type=int,
     )
+    add(
+        "--thin",
+        [],
+        "options of models.pretrain for one more run over islands, such as --thin=--wire=mxint8 or"
+        ' --thin="--diloco --wire=mxint4"; give it again for more',
+        action="append",
+    )
     add("--jobs", 1, "runs at the same time; with more than 1, tokens/s are too low", type=int)
     add("--out", Path("runs/parity"), "folder of the report and the runs", type=Path)
     return parser
@@ -193,6 +202,7 @@ def parse(arguments: Sequence[str] | None = None) -> Parity:
         out=given.out,
         permutations=given.permutations,
         jobs=given.jobs,
+        thin=given.thin,
         stages=given.stages,
         training=[*(f"--{n.replace('_', '-')}={v}" for n, v in shared.items()), *rest],
     )

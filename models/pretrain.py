@@ -150,7 +150,6 @@ def make_trainer(options: Options, corpus: Corpus | None = None) -> Trainer:
         Accumulation(options.accumulate, () if apart else sum_axes(mesh)),
         parse_parts(options),
         apart,
-        has_codecs=bool(diloco.wire(options)),
     )
     if config.attention == "cudnn" and not all_nvidia():
         raise ValueError("--attention cudnn needs NVIDIA GPUs on all islands: choose auto or xla.")

@@ -152,8 +152,6 @@ class Trainer:
     `accumulation` says how a batch is computed in parts; on a mesh with stages the pipeline does
     that. `parts` is the number of parts of a microbatch of unequal shares, by name of an island
     or platform. With `diloco` positions of `data` train for themselves; `jax.set_mesh` must be set.
-    `has_codecs` says that floats between islands are compressed: updated parameters are then
-    gathered as integers, which no codec rounds.
     """
 
     config: Config
@@ -163,7 +161,6 @@ class Trainer:
     accumulation: Accumulation = dataclasses.field(default_factory=lambda: Accumulation(parts=1))
     parts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     diloco: DiLoCo | None = None
-    has_codecs: bool = False
 
     def __post_init__(self) -> None:
         if self.accumulation.parts > 1 and "stage" in self.mesh.shape:
@@ -350,8 +347,8 @@ class Trainer:
         )
 
     def _whole(self, params: Params) -> Params:
-        """Split parameters, gathered without a loss."""
-        if not self.update_axes or not self.has_codecs:
+        """Split parameters, gathered as integers, which no codec rounds."""
+        if not self.update_axes:
             return params
         bits = jax.tree.map(
             lambda x: jax.lax.bitcast_convert_type(x, _UINTS[x.dtype.itemsize]), params

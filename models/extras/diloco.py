@@ -5,7 +5,6 @@ position's own parameters are in the optimizer's state, as are exchanges that ar
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -193,15 +192,10 @@ def chosen(options: Options, mesh: jax.sharding.Mesh, crossing: Sequence[str]) -
         period,
         fragments,
         delay,
-        _codec(wire(options)),
+        _codec(options.wire),
         options.diloco_outer_lr,
         options.diloco_outer_momentum,
     )
-
-
-def wire(options: Options) -> str:
-    """Codecs of exchanges between islands, as in `JAXHET_WIRE`."""
-    return options.wire or os.environ.get("JAXHET_WIRE", "")
 
 
 def _codec(text: str) -> str:

@@ -135,7 +135,8 @@ def _line(result: Result) -> tuple[str, ...]:
     if result.failures:
         outcome = f"FAILED: {'; '.join(result.failures)}"
     elif result.allowed is None:
-        outcome = "noise floor" if is_floor(result.run) else "reference"
+        no_bar = "reference" if result.replicas is None else "no bar"
+        outcome = "noise floor" if is_floor(result.run) else no_bar
     else:
         outcome = f"passes (at most {result.allowed:.0e})"
     return (

@@ -45,6 +45,8 @@ class Parity:
       out: folder of the report and the runs.
       permutations: number of runs with devices and rows in other orders, for the noise floor.
       jobs: number of runs at the same time.
+      thin: options of `models.pretrain` for more runs over islands, each a text such as
+        `--wire=mxint8`. Their losses have no bar.
       stages: value of `--stages` of `models.pretrain`, on meshes with stages; None: no such option.
       training: options of `models.pretrain` for all runs.
     """
@@ -58,6 +60,7 @@ class Parity:
     out: Path
     permutations: int
     jobs: int
+    thin: Sequence[str]
     stages: str | None
     training: Sequence[str]
 
@@ -71,6 +74,7 @@ class Parity:
             f"--unlike={self.unlike}",
             f"--tolerance={self.tolerance:g}",
             f"--permutations={self.permutations}",
+            *(f"--thin={options}" for options in self.thin),
             *self._stages,
             *self.training,
         ]
@@ -87,6 +91,10 @@ class Parity:
         if self.unlike:
             other = f"--island-env=island{self.islands - 1}:XLA_FLAGS={self._unlike_flags}"
             commands[UNLIKE] = [*self._launch(other), *self._training(mesh, UNLIKE), "--digest"]
+        for options in self.thin:
+            name = f"{ISLANDS}, {options}"
+            training = [*self._training(mesh, name), *options.split(), "--digest"]
+            commands[name] = [*self._launch(), *training]
         return commands
 
     def folder(self, mesh: str, run: str) -> Path:
@@ -209,7 +217,7 @@ def compare(
         if reason:
             results.append(Result(mesh, run, reason))
             continue
-        is_bridged = run in (ISLANDS, UNLIKE)
+        is_bridged, is_barred = ISLANDS in run, run in (ISLANDS, UNLIKE)
         allowed = max(parity.tolerance, floor("loss", run) if run == UNLIKE else 0.0)
         gradient_allowed = max(GRADIENT_TOLERANCES * parity.tolerance, floor("gradient_norm", run))
         checked = [row["replicas"] for row in mine if "replicas" in row]
@@ -225,8 +233,8 @@ def compare(
                 gradient_final=None
                 if run == ONE_WORLD
                 else _differences(mine, one, "gradient_norm")[-1],
-                allowed=allowed if is_bridged else None,
-                gradient_allowed=gradient_allowed if is_bridged else None,
+                allowed=allowed if is_barred else None,
+                gradient_allowed=gradient_allowed if is_barred else None,
                 replicas=compare_replicas(parity.folder(mesh, run)) if is_bridged else None,
                 num_checked=sum(c["compared"] for c in checked),
                 num_different=sum(c["different"] for c in checked),

@@ -152,6 +152,24 @@ def test_wrong_options_are_refused(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_thin_runs_are_shown_beside_the_others_without_a_bar(tmp_path):
+    thin = ["--wire=mxint8", "--diloco --wire=mxint4"]
+    words = [f"--meshes={MESH}", f"--out={tmp_path}", "--unlike=", *(f"--thin={t}" for t in thin)]
+    asked = parse(words)
+    assert parse([*asked.words(), f"--out={tmp_path}"]) == asked
+    names = [f"{ISLANDS}, {options}" for options in thin]
+    commands = asked.runs(MESH)
+    assert [*commands][-3:] == [ISLANDS, *names]
+    extra = [set(commands[name]) - set(commands[ISLANDS]) for name in names]
+    for options, words in zip(thin, extra, strict=True):
+        assert {w for w in words if not w.startswith("--run-dir=")} == set(options.split())
+    for name in (ISLANDS, *names):
+        write_digests(asked.folder(MESH, name), "a", "a")
+    assert checked(asked, **{names[1]: metrics(4.0, 3.0)}) == {}
+    found = checked(asked, **{names[0]: metrics(4.0, 3.0, different=2)})
+    assert found == {names[0]: ["2 replicas differed during the run"]}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_report_of_real_runs(tmp_path):
