@@ -26,7 +26,7 @@ def error_of(tree, whole, scale=0.5):
         for s in tree[k].addressable_shards)
 def caught(word, f):
     try: jax.block_until_ready(f())
-    except Exception as error: print("caught", word, word in str(error), str(error)[:300])
+    except Exception as error: print("caught", word, word in str(error), str(error)[:400])
 with jax.set_mesh(mesh):
     finish = jaxhet.jit(jaxhet.finish)
     for wire, bound in (("", 0.01), ("bf16", 0.02), ("mxfp8", 0.3), ("mxint8", 0.05),
@@ -54,7 +54,7 @@ with jax.set_mesh(mesh):
     (b, a), one = both(two, one, put(ROUNDS[2]))
     c = finish(one)
     print("order", [error_of(x, w) < 0.01 for x, w in zip((a, b, c), ROUNDS)])
-    caught("was finished before", lambda: finish(one))
+    caught("restore that in a new job", lambda: finish(one))
     given = put(ROUNDS[3])
     if me: time.sleep(2)  # the start of the other island does not wait
     before = time.monotonic()
@@ -104,7 +104,7 @@ def test_handles_outlive_programs() -> None:
             "waited False",
             "sum True",
             "order [True, True, True]",
-            "caught was finished before True",
+            "caught restore that in a new job True",
             "caught was never finished True",
             "caught not the handle of the latest True",
             "restored True",
@@ -117,6 +117,50 @@ def test_handles_outlive_programs() -> None:
         assert e.text.count("caught usage True") == 4, e.text
     digests = [[x for x in e.text.splitlines() if x.startswith("mean")] for e in ended]
     assert digests[0] == digests[1]
+
+
+UNEQUAL = """
+mesh = jaxhet.make_mesh({"x": 2})
+def put(seed):
+    whole = np.random.default_rng(seed).standard_normal((2, 300)).astype(np.float32)
+    return jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P("x")),
+                                        lambda i: whole[i])
+def attempt(f):
+    try: jax.block_until_ready(f())
+    except jaxhet.JaxhetError as error: print("caught", type(error).__name__, error, flush=True)
+with jax.set_mesh(mesh):
+    start = {n: jaxhet.jit(lambda t, n=n: jaxhet.start(t, "x", name=n)) for n in "fg"}
+    finish, case, before = jaxhet.jit(jaxhet.finish), os.environ["CASE"], time.monotonic()
+    held = start["f"](put(1))
+    other = start["g"](put(2)) if case == "another" else jax.tree.map(lambda x: x + 1, held)
+    if case == "finished":
+        attempt(lambda: finish(held))
+        other, held = held, held if me else start["f"](put(3))
+    attempt(lambda: finish(other if me else held))
+    attempt(lambda: over_islands(psum)(x))
+print("seconds", time.monotonic() - before)
+jaxhet.last_error() or jaxhet.shutdown()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("another", ("finish f_0", "finish g_0")),
+        ("changed", ("not the handle of the latest",)),
+        ("finished", ("was finished before",)),
+    ],
+)
+def test_handles_that_differ_between_islands_are_errors_at_once(
+    case: str, words: tuple[str, ...]
+) -> None:
+    ended = run(SET_UP + UNEQUAL, *job(2, CASE=case, JAXHET_DEADLINE_S="60"), timeout_s=55)
+    for e in ended:
+        assert "caught PlanMismatchError" in e.text or "caught PeerError" in e.text, e.text
+        seconds = [line.split()[1] for line in e.text.splitlines() if line.startswith("seconds")]
+        assert float(seconds[0]) < 30, e.text
+    assert all(word in ended[1].text for word in words), ended[1].text
 
 
 SAVED = """
