@@ -28,6 +28,7 @@ from jaxhet._handles import (
 )
 from jaxhet._microscaling import decode, encode
 from jaxhet._options import CODECS
+from jaxhet.compiler.codecs import LEAST_BYTES
 
 
 class ErrorFeedbackState(NamedTuple):
@@ -72,7 +73,7 @@ def error_feedback(
     Each position adds its residual to its gradient, encodes the sum, and keeps the difference as
     its next residual. All positions add the same encoded values in the same order, so the mean has
     the same bits everywhere. What rounding drops in one step is sent in a later one. The codecs are
-    those of the option `wire`, but arrays of any size are compressed, and the option has no effect.
+    those of the option `wire`, which has no effect. Leaves below 1 MiB in float32 are exact.
 
     Args:
       tx: transformation that gets the mean gradients, such as `optax.adamw(1e-3)`.
@@ -121,7 +122,7 @@ def error_feedback(
 
         def send(own: jax.Array, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
             wanted = own[0].astype(jnp.float32) + residual[0]
-            mean, sent = _mean(wanted, axis, wire)
+            mean, sent = _gathered(wanted, axis, wire if wanted.nbytes >= LEAST_BYTES else "")
             lost = wanted - sent
             lost = jnp.where(jnp.isfinite(lost), lost, 0.0)  # NaN is told once, in the mean
             return mean.astype(own.dtype), lost[None]
@@ -282,7 +283,7 @@ class _Fragment(NamedTuple):
 
         def mean(parts: _Leaves) -> _Leaves:
             def one(x: jax.Array) -> jax.Array:
-                return _mean(x[0].astype(jnp.float32), self.axis, self.wire)[0].astype(x.dtype)
+                return _mean(x[0].astype(jnp.float32), self.axis, self.wire).astype(x.dtype)
 
             return jax.tree.map(one, parts)
 
@@ -330,23 +331,28 @@ def _at(places: list[int], leaves: list[jax.Array]) -> _Leaves:
     return {str(i): leaves[i] for i in places}
 
 
-def _mean(x: jax.Array, axis: str, wire: str) -> tuple[jax.Array, jax.Array]:
-    """The mean of float32 arrays over an axis of `jax.shard_map`, and the part of this position."""
+def _mean(x: jax.Array, axis: str, wire: str) -> jax.Array:
+    """The mean of float32 arrays over an axis of `jax.shard_map`."""
+    if wire:
+        return _gathered(x, axis, wire)[0]
     size = lax.axis_size(axis)
-    if not wire:
-        return (lax.psum(x, axis) if size > 1 else x) / size, x
-    encoded = encode(x, wire)
-    sent = decode(encoded, wire, x.shape)
-    if size == 1:
-        return sent, sent
+    return (lax.psum(x, axis) if size > 1 else x) / size
+
+
+def _gathered(x: jax.Array, axis: str, wire: str) -> tuple[jax.Array, jax.Array]:
+    """The mean of what each position sends, and the part of this position."""
+
+    def value(row: Any) -> jax.Array:
+        return decode(row, wire, x.shape) if wire else row
+
+    size, encoded = lax.axis_size(axis), encode(x, wire) if wire else x
     parts, structure = jax.tree.flatten(encoded)
     arrived = [from_others(part, axis, lax.ppermute) for part in parts]
-    total = jnp.zeros(())
-    for position in range(size):
-        row = jax.tree.unflatten(structure, [of_position(x, position, axis) for x in arrived])
-        value = decode(row, wire, x.shape)
-        total = total + value if position else value
-    return total / size, sent
+    rows = [[of_position(xs, i, axis) for xs in arrived] for i in range(size)]
+    total, *others = (value(jax.tree.unflatten(structure, row)) for row in rows)
+    for other in others:
+        total = total + other
+    return total / size, value(encoded)
 
 
 def _check_codec(wire: str) -> None:

@@ -25,7 +25,8 @@ SGD: Any = optax.sgd(0.125)
 
 
 @pytest.fixture(autouse=True)
-def mesh() -> Iterator[None]:
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(optim, "LEAST_BYTES", 1)
     with jax.set_mesh(jaxhet.make_mesh({"island": 2, "model": 2})):
         yield
 
@@ -61,6 +62,16 @@ def test_error_feedback_loses_nothing_over_many_steps() -> None:
     assert not decoded(gradient["b"], "mxint4")[:, 1:].any()  # without feedback
     np.testing.assert_allclose(total[0], steps)
     np.testing.assert_allclose(total[1:], steps * small, atol=1 / 8)
+
+
+def test_error_feedback_sends_small_leaves_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "LEAST_BYTES", 64 * 6 * 4)
+    tx: Any = optim.error_feedback(optax.scale(1.0), "island", "mxint4")
+    gradient = _gradients(5)
+    updates, state = jax.jit(tx.update)(gradient, jax.jit(tx.init)(PARAMS))
+    assert same_bits(np.asarray(updates["b"]), (gradient["b"][0] + gradient["b"][1]) / 2)
+    assert not np.asarray(state.residual["b"]).any()
+    assert np.asarray(state.residual["w"]).any()
 
 
 def test_error_feedback_tells_of_nan_once() -> None:
