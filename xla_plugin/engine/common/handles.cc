@@ -30,9 +30,10 @@ void HandleState::Start(int64_t plan, int64_t index) {
 
 void HandleState::Finish() {
   if (!is_started()) {
-    Throw(ErrorCode::kUsage,
-          "the handle was finished before. Each jaxhet.start has one jaxhet.finish. If it is from a "
-          "checkpoint, restore that in a new job: there, jaxhet.finish does the whole exchange.");
+    Throw(
+        ErrorCode::kUsage,
+        "the handle was finished before. Each jaxhet.start has one jaxhet.finish. If it is from a "
+        "checkpoint, restore that in a new job: there, jaxhet.finish does the whole exchange.");
   }
   is_started_ = false;
 }
