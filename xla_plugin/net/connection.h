@@ -51,9 +51,9 @@ class ConnectionHost {
   virtual ~ConnectionHost() = default;
   // Hands `message` to the OnMessage of the peer's end, in order.
   virtual void Send(std::span<const iovec> message) = 0;
-  // For people: the path to the peer works differently from now on.
+  // Tells people that the path to the peer works differently from now on.
   virtual void Log(std::string_view what) = 0;
-  // The path broke. The engine fails, but a reason that the peer itself still gives comes first.
+  // The path broke. The engine fails, with the reason that the peer gives if it gives one.
   virtual void Lost(std::string_view why) = 0;
   // The transfer that the peer named; throws TransportError if it does not exist.
   virtual Transfer& Find(uint64_t ticket) = 0;
@@ -64,8 +64,8 @@ class ConnectionHost {
   virtual void Received(Transfer& transfer, size_t num_bytes) = 0;
 };
 
-// Our end of a path to one peer process. Only the thread that owns the engine at the moment calls
-// it. Nothing here blocks. Errors are thrown.
+// Our end of a path to one peer. Only the thread that holds its owner calls it. No function blocks;
+// errors are thrown.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -89,9 +89,9 @@ class Connection {
 
   // Once both offers are accepted: whether the ends send each other messages.
   virtual bool HasMessages() const { return true; }
-  // The path has ended in the middle of something.
+  // Whether the path ended while a chunk was under way.
   virtual bool HasBroken() const { return false; }
-  // The owner ends: nothing more of the transfers is read or written, not by a NIC either.
+  // The owner ends: nobody, and no NIC, reads or writes bytes of transfers any more.
   virtual void Kill() {}
 };
 

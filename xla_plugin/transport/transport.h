@@ -25,8 +25,8 @@ struct TransportSetup {
   size_t chunk_bytes;
   std::chrono::milliseconds path_timeout;  // without an acknowledgement, a network path has failed
   int control_fd;                          // the control connection's socket, or -1
-  const SharedPage* page;                  // ours
-  verbs::Nics* nics;                       // NICs of this process; opened by the first who asks
+  const SharedPage* page;                  // page of this process
+  verbs::Nics* nics;                       // NICs of this process
   std::vector<Fd> data_fds;                // the transport that uses them takes them
   std::vector<SealKeys> data_keys;         // one for each of `data_fds`
   Encryption encryption;

@@ -131,28 +131,6 @@ ENTRY(close_device, int, ibv_close_device, ibv::Context* context) {
   return nic.Close(&ToContext(context), lock);
 }
 
-ENTRY(query_device, int, ibv_query_device, ibv::Context* context, ibv::DeviceAttr* attr) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_query_device", context)) return error;
-  const DeviceModel& model = *ToContext(context).model;
-  *attr = {.max_mr_size = ~uint64_t{0},
-           .page_size_cap = 4096,
-           .max_qp = kQpsOfProcess - 1,
-           .max_qp_wr = 1 << 14,
-           .max_sge = 16,
-           .max_sge_rd = 16,
-           .max_cq = 1 << 16,
-           .max_cqe = model.max_cqe,
-           .max_mr = 1 << 20,
-           .max_pd = 1 << 16,
-           .max_qp_rd_atom = 16,
-           .max_qp_init_rd_atom = 16,
-           .max_pkeys = 1,
-           .phys_port_cnt = static_cast<uint8_t>(model.ports.size())};
-  return 0;
-}
-
 ENTRY(query_port, int, ibv_query_port, ibv::Context* context, uint8_t number, ibv::PortAttr* attr) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();

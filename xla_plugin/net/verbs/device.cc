@@ -75,11 +75,9 @@ Context::Context(const VerbsApi& api, ibv::Device* device)
       name_(api.get_device_name(device)),
       context_(Made(api.open_device(device), "ibv_open_device", name_), api.close_device) {}
 
-ibv::DeviceAttr Context::QueryDevice() const {
-  ibv::DeviceAttr attr;
-  if (const int error = api_.query_device(get(), &attr))
-    ThrowCall("ibv_query_device", name_, error);
-  return attr;
+bool Context::HasPort(int port) const {
+  ibv::PortAttr attr;
+  return api_.query_port(get(), CheckedCast<uint8_t>(port), &attr) == 0;
 }
 
 ibv::PortAttr Context::QueryPort(int port) const {

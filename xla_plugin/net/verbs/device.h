@@ -10,9 +10,9 @@
 #include "xla_plugin/net/pollable.h"
 #include "xla_plugin/net/verbs/verbs_api.h"
 
-// The objects of libibverbs, each owned by one of ours. What another object is made of must outlive
-// it. Constructors and functions throw TransportError, which names call, NIC and errno, unless they
-// return errno.
+// The objects of libibverbs, each owned by an object of ours. Arguments of a constructor outlive
+// the object. Constructors and functions throw TransportError, which names call, NIC and errno,
+// unless they return errno.
 namespace jaxhet::verbs {
 
 [[noreturn]] void ThrowCall(std::string_view call, std::string_view where, int error_number,
@@ -21,7 +21,7 @@ namespace jaxhet::verbs {
 // Text of a completion's failure: "transport retry counter exceeded (status 12, vendor error 129)".
 std::string Describe(const VerbsApi& api, const ibv::Wc& wc);
 
-// Owns what `destroy` takes back.
+// Owns an object, which `destroy` frees.
 template <typename T>
 class Handle {
  public:
@@ -40,7 +40,7 @@ class Handle {
   const Function<int(T*)>& destroy_;
 };
 
-// An open NIC. Nobody reads its asynchronous events: queue pairs that fail have completions.
+// An open NIC. Its asynchronous events are not read: a queue pair that fails has completions.
 class Context {
  public:
   Context(const VerbsApi& api, ibv::Device* device);
@@ -51,7 +51,8 @@ class Context {
   // Folder in sysfs: /sys/class/infiniband/NAME.
   std::string folder() const { return context_->device->ibdev_path.data(); }
 
-  ibv::DeviceAttr QueryDevice() const;
+  // Ports count from 1; the kernel describes no other ones.
+  bool HasPort(int port) const;
   ibv::PortAttr QueryPort(int port) const;
 
  private:
@@ -72,8 +73,8 @@ class ProtectionDomain {
   Handle<ibv::Pd> pd_;
 };
 
-// Memory that a NIC may read, and write with `access`. The memory stays its owner's. Whoever names
-// it to the NIC uses the addresses of `memory`, which may be a device's.
+// Memory that a NIC may read, and write with `access`. It does not own the memory. Work requests
+// use the addresses of `memory`, which may be addresses of a device.
 class MemoryRegion {
  public:
   MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access);
@@ -88,7 +89,7 @@ class MemoryRegion {
   Handle<ibv::Mr> mr_;
 };
 
-// A completion queue with a channel of its own, which is what is polled.
+// A completion queue with a channel of its own; the engine polls the channel's descriptor.
 class CompletionQueue final : public Pollable {
  public:
   CompletionQueue(const Context& context, int num_entries);
@@ -96,8 +97,8 @@ class CompletionQueue final : public Pollable {
   ibv::Cq* get() const { return cq_.get(); }
   // The first completions, as many as there are and fit. `path` names NIC and port in an error.
   std::span<const ibv::Wc> Poll(std::span<ibv::Wc> buffer, std::string_view path) const;
-  // Lets the next completion raise an event. Poll() once more afterwards: what arrived before
-  // raises none. False if that is arranged already.
+  // Lets the next completion raise an event. Call Poll() once more afterwards: earlier completions
+  // raise none. False if the queue was armed before.
   bool Arm();
 
   int fd() const override { return channel_->fd; }
@@ -115,7 +116,7 @@ struct QueuePairSizes {
   uint32_t receives = 0;
 };
 
-// How to reach the other end of a queue pair, and in which way.
+// How to reach the other end of a queue pair.
 struct Route {
   uint32_t qp_num = 0;
   uint32_t psn = 0;  // number of the queue pair's first packet
@@ -133,14 +134,14 @@ struct Route {
 // A reliable connection. Receives are for immediate data alone and have no memory.
 class QueuePair {
  public:
-  // In the state INIT. The peer may do what is in `access` and in that of a memory region.
+  // In the state INIT. The peer may do what both `access` and a memory region's access allow.
   QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq, QueuePairSizes sizes,
             int port, uint16_t pkey_index, int access = ibv::kAccessRemoteWrite);
 
   uint32_t number() const { return qp_->qp_num; }
-  // To RTR and RTS. `own_psn` is that of our first packet.
+  // To RTR and RTS. `own_psn` is the number of our first packet.
   void Connect(const Route& route, uint32_t own_psn);
-  // To the error state: nothing more goes out or comes in, and what was posted is flushed.
+  // To the error state: the NIC sends and receives nothing more, and flushes what was posted.
   void Kill();
 
   // All return errno.

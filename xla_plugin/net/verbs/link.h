@@ -32,8 +32,8 @@ class Link {
 
   // The memories outlive the link.
   struct Slots {
-    SlotMemory outgoing;  // without memory: nothing is sent
-    SlotMemory incoming;  // or received
+    SlotMemory outgoing;  // without memory: this end sends nothing
+    SlotMemory incoming;  // without memory: this end receives nothing
     size_t count;
     size_t chunk_bytes;  // bytes of a slot that may be sent
   };
@@ -52,17 +52,17 @@ class Link {
   bool is_lost() const { return is_lost_; }
 
   std::vector<Pollable*> Pollables();
-  // Takes completions.
+  // Handles all completions that have arrived.
   void Poll();
-  // Polled a moment ago with success: more is likely to come.
+  // Poll() found completions a moment ago, and will probably find more.
   bool IsBusy() const { return Clock::now() < busy_until_; }
   // Lets the next completion raise an event; see CompletionQueue::Arm().
   bool Arm();
 
-  // Sending. A slot is free when the peer has emptied it and the NIC needs it no more.
+  // Sending. A slot is free when the peer has emptied it and the NIC no longer reads it.
   bool IsFree(size_t slot) const { return !slots_[slot].is_posted && slots_[slot].is_emptied; }
   bool CanSend(size_t slot) const { return IsFree(slot) && WithRoom(&NicPair::data) != nullptr; }
-  // The NIC has sent it.
+  // Whether the NIC has sent the slot.
   bool IsSent(size_t slot) const { return !slots_[slot].is_posted; }
   std::byte* header(size_t slot) const { return headers_.slot(slot); }
   // Sends the header and `num_bytes` of a slot that can be sent.
@@ -71,18 +71,18 @@ class Link {
   // Receiving.
   struct Arrival {
     size_t slot;
-    size_t nic;  // index of the NIC of ours
+    size_t nic;  // index of our NIC
   };
   bool HasArrivals() const { return !arrivals_.empty(); }
   const Arrival& FirstArrival() const { return arrivals_.front(); }
   const std::byte* arrived_header(size_t slot) const { return arrived_headers_.slot(slot); }
   void TakeArrival() { arrivals_.pop_front(); }
-  // Gives the slot of a taken arrival back to the peer, by a credit.
+  // Gives the slot of an arrival that was taken back to the peer, by a credit.
   void Empty(size_t slot);
-  // Sends the credits for which there was no room.
+  // Sends the credits that had no room before.
   void SendCredits();
 
-  // Nothing goes out any more, or comes in: the NICs leave all memory alone.
+  // Stops all queue pairs: NICs no longer read or write our memory.
   void Kill();
 
  private:
@@ -107,7 +107,7 @@ class Link {
   // A slot of ours and the peer's that it is sent to.
   struct Slot {
     bool is_posted = false;  // the NIC may read it
-    bool is_emptied = true;  // by the peer
+    bool is_emptied = true;  // the peer has given a credit
   };
 
   void OnCompletion(NicPair& pair, const ibv::Wc& wc);
@@ -130,7 +130,7 @@ class Link {
   mutable std::deque<NicPair> nic_pairs_;
 
   std::vector<Slot> slots_;
-  std::vector<bool> is_filled_;  // by the peer, slots of ours
+  std::vector<bool> is_filled_;  // by slot: the peer has filled it, and we have not emptied it
   std::deque<Arrival> arrivals_;
   std::deque<uint8_t> credits_due_;      // slots that we have emptied
   std::array<ibv::Wc, 32> completions_;  // completions of one poll

@@ -120,8 +120,7 @@ std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {
   for (ibv::Device* const device : devices.devices()) {
     try {
       const auto context = std::make_shared<Context>(api, device);
-      const int num_ports = context->QueryDevice().phys_port_cnt;
-      for (int port = 1; port <= num_ports; ++port) {
+      for (int port = 1; port == 1 || context->HasPort(port); ++port) {
         nics.push_back({Describe(*context, port, options), context});
       }
     } catch (const Error& error) {

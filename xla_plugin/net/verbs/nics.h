@@ -22,7 +22,7 @@ namespace jaxhet::verbs {
 // Longest chunk of a connection. Soft-RoCE sends no longer messages; other NICs do.
 inline constexpr size_t kMostMessageBytes = size_t{8} << 20;
 
-// One port of an RDMA NIC, as far as it is known; `problem` says why it can't be used.
+// One port of an RDMA NIC; `problem` says why it can't be used.
 struct NicInfo {
   std::string device;
   int port = 0;
@@ -31,8 +31,8 @@ struct NicInfo {
   double gbps = 0;  // 0: unknown
   int mtu = 0;      // active, ibv_mtu
   uint16_t lid = 0;
-  GidEntry gid;        // RoCE: the one to use
-  std::string reason;  // why this one; how InfiniBand is addressed; empty: not known
+  GidEntry gid;        // RoCE: the entry that is used
+  std::string reason;  // RoCE: why this GID; InfiniBand: how it is addressed; empty: unknown
   std::string problem;
 };
 
@@ -51,8 +51,8 @@ struct Nic {
   ProtectionDomain domain;
 };
 
-// The NICs of this process, opened when they are first asked for. Connections keep those that they
-// use. Any thread may call Usable().
+// The NICs of this process. The first call of Usable() opens them; connections keep the NICs that
+// they use. Any thread may call Usable().
 class Nics {
  public:
   explicit Nics(Options options) : options_(std::move(options)) {}
@@ -62,7 +62,7 @@ class Nics {
   std::span<const std::shared_ptr<Nic>> Usable();
   // Usable NICs that are nearest to a device on PCI; all of them for a device of unknown place.
   std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
-  // All connections have been made: closes unused NICs.
+  // Closes NICs that no connection uses. No connection is made afterwards.
   void Release() { usable_.clear(); }
 
  private:
@@ -83,7 +83,7 @@ struct OpenNic {
 // TransportError if there is no device.
 std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options);
 
-// The same, closed again. Throws TransportError if there is no libibverbs, too.
+// Describes the same ports and closes the devices. Also throws TransportError without libibverbs.
 std::vector<NicInfo> DescribeNics(const Options& options);
 
 // Rate of a port in Gbit/s as the kernel states it; 0 if it does not. `folder`: the device's in

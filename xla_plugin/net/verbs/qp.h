@@ -53,7 +53,7 @@ class Qp {
   [[nodiscard]] int PostReceive();
   // A chunk or credit was sent.
   void OnSent() { ++room_; }
-  // For good.
+  // Ends the queue pair.
   void Kill() { qp_.Kill(); }
 
  private:

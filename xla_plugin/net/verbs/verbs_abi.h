@@ -65,49 +65,6 @@ struct GidEntry {  // ibv_gid_entry
   uint32_t ndev_ifindex = 0;
 };
 
-struct DeviceAttr {  // ibv_device_attr
-  std::array<char, 64> fw_ver = {};
-  uint64_t node_guid = 0;
-  uint64_t sys_image_guid = 0;
-  uint64_t max_mr_size = 0;
-  uint64_t page_size_cap = 0;
-  uint32_t vendor_id = 0;
-  uint32_t vendor_part_id = 0;
-  uint32_t hw_ver = 0;
-  int max_qp = 0;
-  int max_qp_wr = 0;
-  unsigned device_cap_flags = 0;
-  int max_sge = 0;
-  int max_sge_rd = 0;
-  int max_cq = 0;
-  int max_cqe = 0;
-  int max_mr = 0;
-  int max_pd = 0;
-  int max_qp_rd_atom = 0;
-  int max_ee_rd_atom = 0;
-  int max_res_rd_atom = 0;
-  int max_qp_init_rd_atom = 0;
-  int max_ee_init_rd_atom = 0;
-  int atomic_cap = 0;
-  int max_ee = 0;
-  int max_rdd = 0;
-  int max_mw = 0;
-  int max_raw_ipv6_qp = 0;
-  int max_raw_ethy_qp = 0;
-  int max_mcast_grp = 0;
-  int max_mcast_qp_attach = 0;
-  int max_total_mcast_qp_attach = 0;
-  int max_ah = 0;
-  int max_fmr = 0;
-  int max_map_per_fmr = 0;
-  int max_srq = 0;
-  int max_srq_wr = 0;
-  int max_srq_sge = 0;
-  uint16_t max_pkeys = 0;
-  uint8_t local_ca_ack_delay = 0;
-  uint8_t phys_port_cnt = 0;
-};
-
 // The entry point fills all but the last member, which is younger than it.
 struct PortAttr {  // ibv_port_attr
   int state = 0;

@@ -25,7 +25,6 @@ struct VerbsApi {
   Function<const char*(ibv::Device*)> get_device_name{library, "ibv_get_device_name"};
   Function<ibv::Context*(ibv::Device*)> open_device{library, "ibv_open_device"};
   Function<int(ibv::Context*)> close_device{library, "ibv_close_device"};
-  Function<int(ibv::Context*, ibv::DeviceAttr*)> query_device{library, "ibv_query_device"};
   Function<int(ibv::Context*, uint8_t, ibv::PortAttr*)> query_port{library, "ibv_query_port"};
   Function<const char*(int)> wc_status_str{library, "ibv_wc_status_str"};
 
