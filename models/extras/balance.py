@@ -37,7 +37,7 @@ from models.sharding import activation_sharding
 from models.train import Params, Trainer
 
 # Two numbers of microbatches that an island computes alone, and how often.
-_FEW, _MANY, _REPEATS = 1, 8, 5
+_FEW, _MANY, _REPEATS = 1, 16, 5
 
 
 class Balance:

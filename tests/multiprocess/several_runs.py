@@ -1,6 +1,8 @@
 """`models.pretrain` in one job, once for each argument, which has the options of a run.
 
-With the variable `LAYER_S` the config `tiny` has four layers, and each sleeps so many seconds.
+If the first argument is `suggest`, the others are those of `models.suggest`, which runs instead.
+With the variable `LAYER_S` the config `tiny` has four layers, and each sleeps so many seconds
+forward, and twice as many backward.
 """
 
 import dataclasses
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxhet
-from models import pretrain
+from models import pretrain, suggest
 from models.configs import CONFIGS
 from models.extras.options import parse
 from models.llama import Block
@@ -22,23 +24,37 @@ from models.llama import Block
 _compute = Block.__call__
 
 
-def _sleep(_: Any) -> np.ndarray:
-    time.sleep(float(os.environ["LAYER_S"]))
-    return np.zeros((), np.float32)
+def _after_sleep(times: int, x: jax.Array) -> jax.Array:
+    """The value of `x`, after so many times the seconds of a layer."""
+
+    def sleep(_: Any) -> np.ndarray:
+        time.sleep(times * float(os.environ["LAYER_S"]))
+        return np.zeros((), np.float32)
+
+    slept = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), x[0, 0, 0])
+    return x + slept.astype(x.dtype)
+
+
+@jax.custom_vjp
+def _sleep(x: jax.Array) -> jax.Array:
+    return _after_sleep(1, x)
+
+
+_sleep.defvjp(lambda x: (_after_sleep(1, x), None), lambda _, g: (_after_sleep(2, g),))
 
 
 def _sleep_and_compute(self: Block, x: jax.Array, documents: Any = None) -> jax.Array:
-    """A layer whose forward pass begins with a sleep, also where it is computed again."""
-    slept = jax.pure_callback(
-        _sleep, jax.ShapeDtypeStruct((), jnp.float32), jax.lax.stop_gradient(x[0, 0, 0])
-    )
-    return _compute(self, x + jax.lax.stop_gradient(slept).astype(x.dtype), documents)
+    return _compute(self, _sleep(x), documents)
 
 
 def main() -> None:
     if "LAYER_S" in os.environ:
         Block.__call__ = _sleep_and_compute
         CONFIGS["tiny"] = dataclasses.replace(CONFIGS["tiny"], layers=4)
+    if sys.argv[1] == "suggest":
+        del sys.argv[1]
+        suggest.main()
+        return
     jaxhet.initialize()
     for words in sys.argv[1:]:
         pretrain.pretrain(parse(["--config=tiny", *words.split()]))

@@ -109,6 +109,15 @@ def test_island_that_stalls_once_is_not_measured_again():
     assert islands.shares == [(8, 8), (11, 5)]
 
 
+def test_island_that_is_slow_for_a_while_moves_shares_once_each_way():
+    islands = Islands(0.1, 0.1)
+    for seconds, windows in ((0.1, 5), (0.3, 4), (0.1, 120)):
+        islands.seconds = (0.1, seconds)
+        islands.run(windows)
+    assert islands.shares == [(8, 8), (12, 4), (8, 8)]
+    assert len(islands.measured_at) == 4  # the last one after 50 windows
+
+
 def test_compilation_in_the_first_window_is_no_drift():
     islands = Islands(0.1, 0.1)
     islands.run(1, noise=(20,))
@@ -133,6 +142,7 @@ def test_noise_does_not_move_microbatches():
         ("3,-1", "is not auto, even, or numbers"),
         ("4,2,2", "has 3 numbers: give one for each of the 2 positions"),
         ("3,1", "has the sum 4, and a batch has 8 microbatches"),
+        ("0,0", "has the sum 0, and a batch has 8 microbatches"),
         ("8,0", "each position computes at least one microbatch"),
     ],
 )
