@@ -2,11 +2,12 @@
 
 If the first argument is `suggest`, the others are those of `models.suggest`, which runs instead.
 With the variable `LAYER_S` the config `tiny` has four layers, and each sleeps so many seconds
-forward, and twice as many backward.
+forward, and twice as many backward. The variable is a number, or a file that has one.
 """
 
 import dataclasses
 import os
+import pathlib
 import sys
 import time
 from typing import Any
@@ -28,7 +29,8 @@ def _after_sleep(times: int, x: jax.Array) -> jax.Array:
     """The value of `x`, after so many times the seconds of a layer."""
 
     def sleep(_: Any) -> np.ndarray:
-        time.sleep(times * float(os.environ["LAYER_S"]))
+        path = pathlib.Path(os.environ["LAYER_S"])
+        time.sleep(times * float(path.read_text() if path.exists() else path.name))
         return np.zeros((), np.float32)
 
     slept = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), x[0, 0, 0])
