@@ -5,8 +5,8 @@ between CPUs), and in `cuda_ipc_hidden` each process sees its own GPUs only, not
 in those that end in `_unpipelined` loops are not pipelined, and in those that end in `_mxint8`
 exchanges have that codec (training only). `nccl` is the same processes and devices as one world,
 `nccl_overlap` the same with XLA's latency-hiding scheduler, and `nccl_sockets` with NCCL kept from
-everything but sockets. On CPU (`--platform cpu`,
-to try a benchmark out) NCCL's place is taken by JAX's own Gloo.
+everything but sockets. On CPU (`--platform cpu`, to try a benchmark out) JAX's own Gloo takes
+NCCL's place.
 """
 
 import argparse

@@ -284,7 +284,8 @@ class Session:
             self._watcher.join()
         with contextlib.suppress(Exception):
             compat.disconnect_client()
-        if self._relay is not None:
+        # XLA's client for GPUs asks the service until the process ends, and logs when it can't.
+        if self._relay is not None and self._wait_for_devices is None:
             self._relay.close()
 
     def _wait_until_idle(self, timeout_s: float) -> bool:
