@@ -272,6 +272,15 @@ class Options:
         engine=True,
         nccl="NCCL_IB_PKEY",
     )
+    verbs_qps: int = option(
+        2,
+        "RDMA queue pairs for data, per peer and NIC",
+        minimum=1,
+        maximum=16,
+        agreed=True,
+        engine=True,
+        nccl="NCCL_IB_QPS_PER_CONNECTION",
+    )
     verbs_traffic_class: int = option(
         0,
         "traffic class of RoCE",

@@ -72,6 +72,7 @@ verbs::Options NicOptions(int64_t depth) {
   return {.devices = {},
           .gid_index = -1,
           .pkey_index = 0,
+          .qps = 2,
           .depth = depth,
           .traffic_class = 0,
           .service_level = 0,

@@ -157,6 +157,7 @@ class FaultRun {
     engine.peer_timeout_ms = kDeadlineMs;
     engine.chunk_bytes = chance_.Of(std::array<int64_t, 3>{4'096, 65'536, 200'000});
     engine.eager_bytes = 0;
+    engine.verbs.qps = 1 + static_cast<int64_t>(chance_.Below(3));
     engine.verbs.depth = 1 + static_cast<int64_t>(chance_.Below(8));
     if (chance_.Below(3) == 0) engine.verbs.devices = "soft0";
     const auto chunk = static_cast<size_t>(engine.chunk_bytes);

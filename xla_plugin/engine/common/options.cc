@@ -21,6 +21,7 @@ Options ParseOptions(const std::map<std::string, OptionValue>& values) {
       {"verbs_devices", &options.verbs.devices},
       {"verbs_gid_index", &options.verbs.gid_index},
       {"verbs_pkey_index", &options.verbs.pkey_index},
+      {"verbs_qps", &options.verbs.qps},
       {"verbs_depth", &options.verbs.depth},
       {"verbs_traffic_class", &options.verbs.traffic_class},
       {"verbs_service_level", &options.verbs.service_level},

@@ -23,8 +23,9 @@ namespace jaxhet::verbs {
 
 // Moves slots to the slots of a peer that correspond to them, each with its header, over all NICs.
 //
-// A NIC pair joins our NIC i with the peer's NIC i by two queue pairs: one for chunks, and one for
-// credits, which would wait behind chunks. A slot is sent over the NIC pair that has the most room.
+// A NIC pair joins a NIC of ours with one of the peer's by two queue pairs: one for chunks, and one
+// for credits, which would wait behind chunks. With `Options::qps` of them for each NIC, a network
+// can use several paths. A slot is sent over the NIC pair that has the most room.
 // If a queue pair fails, the peer is lost.
 class Link {
  public:
@@ -95,7 +96,7 @@ class Link {
     Qp& QpOf(ImmediateKind kind) { return kind == ImmediateKind::kChunk ? data : credits; }
 
     std::shared_ptr<Nic> nic;
-    size_t index;
+    size_t index;  // number of our NIC
     CompletionQueue cq;
     Qp data;
     Qp credits;

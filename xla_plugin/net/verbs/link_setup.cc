@@ -70,8 +70,10 @@ Link::Link(NicList nics, Options options, const Slots& slots, ConnectionHost& ho
       headers_(nics, slots.count, kHeaderBytes, ibv::kAccessLocalWrite),
       arrived_headers_(nics, slots.count, kHeaderBytes, kPeerWrites),
       slots_(slots.count) {
-  for (const auto& nic : nics) {
-    nic_pairs_.emplace_back(nic, nic_pairs_.size(), options_, static_cast<uint32_t>(slots.count));
+  for (size_t i = 0; i < nics.size(); ++i) {
+    for (int64_t q = 0; q < options_.qps; ++q) {
+      nic_pairs_.emplace_back(nics[i], i, options_, static_cast<uint32_t>(slots.count));
+    }
   }
 }
 

@@ -13,9 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A message is divided into this many chunks for each NIC, which are not shorter: a chunk is copied
-// while the one before it is sent.
-constexpr size_t kChunksPerNic = 2;
+// A message is divided among NIC pairs into chunks that are not shorter.
 constexpr size_t kLeastChunkBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
 constexpr size_t kPageBytes = 4096;
@@ -180,9 +178,9 @@ size_t VerbsConnection::Send() {
   return kHeaderBytes + info.num_bytes;
 }
 
-// Size of the chunks of a message of `num_bytes`.
+// Size of the chunks of a message of `num_bytes`, so that every NIC pair has some.
 size_t VerbsConnection::ChunkBytesOf(size_t num_bytes) const {
-  const size_t even = RoundUp(num_bytes / (kChunksPerNic * link_.num_nic_pairs()), kAlignment);
+  const size_t even = RoundUp(num_bytes / link_.num_nic_pairs(), kAlignment);
   return std::clamp(even, std::min(kLeastChunkBytes, link_.chunk_bytes()), link_.chunk_bytes());
 }
 

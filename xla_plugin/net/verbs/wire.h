@@ -27,7 +27,7 @@ struct QpInfo {
   uint32_t psn;
 };
 
-// Our NIC of a NIC pair: NIC pair i joins our NIC i with the peer's.
+// Our end of a NIC pair; the peer's has the same place in its offer.
 struct NicPairInfo {
   std::array<char, 64> nic;
   std::array<uint8_t, 16> gid;
