@@ -229,11 +229,11 @@ std::vector<std::string> SocketSeeds() {
           offer + EventOf(SocketEvent::kReceived, 0, 7)};
 }
 
-[[maybe_unused]] const bool added_socket =
-    AddFuzzer({.name = "socket",
-               .covers = {"xla_plugin/net/socket/socket_connection.cc"},
-               .seeds = &SocketSeeds,
-               .run = &PlaySocket});
+[[maybe_unused]] const bool added_socket = AddFuzzer(
+    {.name = "socket",
+     .covers = {"xla_plugin/net/socket/socket_connection.cc", "xla_plugin/net/connection.h"},
+     .seeds = &SocketSeeds,
+     .run = &PlaySocket});
 
 // The second socket takes a chunk and can't send it: the third chunk is for the first one.
 TEST(FuzzTransportsTest, SocketWhoseBufferIsFullHoldsUpOnlyItsOwnChunk) {
