@@ -29,7 +29,8 @@ std::unique_ptr<Connection> OpenVerbs(TransportSetup& setup, ConnectionHost& hos
 
 std::span<const Transport> Transports() {
   static constexpr std::array<Transport, 3> kTable = {{
-      {"process_vm", &OpenProcessVm},
+      {"process_vm",
+       [](TransportSetup& setup, ConnectionHost& host) { return OpenProcessVm(setup, host); }},
       {"verbs", &OpenVerbs},
       {"socket", &OpenSocket},
   }};

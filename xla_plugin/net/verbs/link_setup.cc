@@ -55,7 +55,8 @@ Link::NicPair::NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, const Opt
                        uint32_t num_slots)
     : nic(std::move(its_nic)),
       index(its_index),
-      cq(*nic->context, static_cast<int>(Qp::kSendsPerChunk * options.depth + 3 * num_slots)),
+      cq(*nic->context,
+         static_cast<int>(Qp::kSendsPerChunk * options.depth + int64_t{3} * num_slots)),
       data(*nic, cq, ImmediateKind::kChunk, static_cast<uint32_t>(options.depth), num_slots,
            static_cast<uint16_t>(options.pkey_index)),
       credits(*nic, cq, ImmediateKind::kCredit, num_slots, num_slots,

@@ -83,7 +83,7 @@ class ProcessVmConnection final : public PullConnection {
 
 }  // namespace
 
-std::unique_ptr<Connection> OpenProcessVm(TransportSetup& setup, ConnectionHost& host) {
+std::unique_ptr<Connection> OpenProcessVm(const TransportSetup& setup, ConnectionHost& host) {
   if (!setup.same_host) Throw(ErrorCode::kTransport, "the processes are on different hosts");
   return std::make_unique<ProcessVmConnection>(*setup.page, host);
 }

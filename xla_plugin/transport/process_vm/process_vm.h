@@ -9,7 +9,7 @@ namespace jaxhet {
 
 // Between processes of one host where the kernel allows process_vm_readv: one copy, from the
 // sender's memory into the receiver's.
-std::unique_ptr<Connection> OpenProcessVm(TransportSetup& setup, ConnectionHost& host);
+std::unique_ptr<Connection> OpenProcessVm(const TransportSetup& setup, ConnectionHost& host);
 
 }  // namespace jaxhet
 
