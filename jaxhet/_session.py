@@ -251,7 +251,7 @@ class Session:
     def close(self, timeout_s: float) -> None:
         """Waits for work in flight and says goodbye. Waits for the goodbyes of the other processes.
 
-        Leaves no thread or socket behind.
+        Leaves no thread or socket behind, except the relay's on GPUs.
         """
         if os.getpid() != self._pid or self._closed.is_set():
             return
@@ -284,7 +284,8 @@ class Session:
             self._watcher.join()
         with contextlib.suppress(Exception):
             compat.disconnect_client()
-        # XLA's client for GPUs asks the service until the process ends, and logs when it can't.
+        # XLA's client for GPUs keeps a request to the service open until the process ends. Without
+        # the relay it would log an error each second.
         if self._relay is not None and self._wait_for_devices is None:
             self._relay.close()
 

@@ -72,8 +72,9 @@ def error_feedback(
 
     Each position adds its residual to its gradient, encodes the sum, and keeps the difference as
     its next residual. All positions add the same encoded values in the same order, so the mean has
-    the same bits everywhere. What rounding drops in one step is sent in a later one. The codecs are
-    those of the option `wire`, which has no effect. Leaves below 1 MiB in float32 are exact.
+    the same bits everywhere. What rounding drops in one step is sent in a later one. It has the
+    codecs of the option `wire`, and ignores the option itself. Leaves that have less than 1 MiB in
+    float32 are sent exactly.
 
     Args:
       tx: transformation that gets the mean gradients, such as `optax.adamw(1e-3)`.

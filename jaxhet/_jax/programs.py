@@ -230,7 +230,7 @@ def share_executables(
 
 @dataclasses.dataclass(frozen=True)
 class _Sharer:
-    """Replacements of two functions of JAX; its arguments are those of `share_executables`."""
+    """Two functions of JAX that also share executables; arguments as of `share_executables`."""
 
     process: int
     sharing: Callable[[], Sharing | None]

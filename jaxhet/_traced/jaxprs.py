@@ -117,7 +117,7 @@ _depths: weakref.WeakKeyDictionary[Any, _Depths] = weakref.WeakKeyDictionary()
 
 
 def labels(jaxpr: core.Jaxpr) -> list[str]:
-    """A name for each equation of a jaxpr, without those of inner jaxprs.
+    """A name for each equation of a jaxpr; equations of inner jaxprs get theirs elsewhere.
 
     `e500d12u14` is equation 500. 12 operations that take time must run before its collectives, and
     14 before the first such operation that uses its result. A sum of gradients

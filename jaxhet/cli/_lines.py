@@ -10,8 +10,8 @@ _LONGEST_LINE_BYTES = 1024 * 1024
 class LineSplitter:
     """Splits bytes, as they arrive, into lines and hands each, without its end, to `emit`.
 
-    Of a line that is rewritten with carriage returns (a progress bar), only the last form is handed
-    on. A line of more than 1 MiB is cut.
+    A progress bar rewrites its line with carriage returns: only the last form is handed on. A
+    line of more than 1 MiB is cut.
     """
 
     def __init__(self, emit: Callable[[bytes], None]):

@@ -60,9 +60,9 @@ def bucketed(
 def _buckets(members: Sequence[Collective], most_bytes: float) -> list[_Bucket]:
     """Buckets of the collectives of one computation.
 
-    A bucket is closed when a collective comes that needs a result of it. So all that wait for it
-    come after all that it waits for. It is also closed before what uses it would have to wait for
-    another member.
+    A bucket is closed at the first collective that depends on one of its results. So everything
+    that a bucket depends on precedes it, and everything that depends on it follows. It is also
+    closed where the user of a result would otherwise wait for another member.
     """
     computation = members[0].computation
     computation.sort()

@@ -6,8 +6,8 @@ import re
 from jaxhet.compiler import hlo, loops
 from jaxhet.compiler.collectives import PER_PLATFORM, Collective
 
-# Paths of instructions that may differ on another platform: those of a declared piece, and those of
-# a branch that `jax.lax.platform_dependent` chose.
+# Paths of instructions that another platform may lack: in a piece of `jaxhet.per_platform`, or in a
+# branch of `jax.lax.platform_dependent`.
 _OF_ONE_PLATFORM = re.compile(rf"{PER_PLATFORM}|/cond/branch_")
 # Instructions that take time, or may take time.
 _SLOW = frozenset(

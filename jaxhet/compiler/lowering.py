@@ -18,8 +18,7 @@ from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 
-# Element type -> a wider type; the lower bits of its sums and products are those of the element
-# type.
+# Integer type -> wider type for sums and products, whose lower bits are the result.
 _NOT_REDUCED_BY_NCCL: dict[int, int] = {pb.S16: pb.S32, pb.U16: pb.U32}
 
 

@@ -1,8 +1,8 @@
-"""`models.pretrain` in one job, once for each argument, which has the options of a run.
+"""Runs of `models.pretrain` in one job. Each argument holds the options of one run.
 
-If the first argument is `suggest`, the others are those of `models.suggest`, which runs instead.
-With the variable `LAYER_S` the config `tiny` has four layers, and each sleeps so many seconds
-forward, and twice as many backward. The variable is a number, or a file that has one.
+With `suggest` as the first argument, runs `models.suggest` with the other arguments instead. If the
+variable `LAYER_S` is set, the config `tiny` has four layers. Each layer sleeps `LAYER_S` seconds
+forward and twice as long backward. The variable is a number, or the name of a file with a number.
 """
 
 import dataclasses

@@ -1,16 +1,12 @@
-"""Losses of unequal shares over 300 steps, beside those of other orders of the same rows."""
+"""Losses of 300 steps with unequal shares, compared with other orders of the same rows."""
 
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from jaxhet.testing import FAST_COMPILE
 from models.extras.records import METRICS, read_rows
-from tests.support.jobs import ROOT
-from tests.support.scripts import environment
+from tests.support.launched import launched
 
 STEPS = 300
 RUNS = {
@@ -29,16 +25,7 @@ def test_unequal_shares_differ_from_equal_ones_by_the_noise_of_orders(
     how = f"--mesh=data=2 --batch=16 --seq=32 --accumulate=4 --steps={STEPS} --log-every=50"
     folders = {name: tmp_path / name.replace(" ", "-") for name in RUNS}
     runs = [f"{how} {words} --run-dir={folders[name]}" for name, words in RUNS.items()]
-    launch = ["jaxhet.cli", "launch", "--islands=2", "--devices=1", "--", sys.executable]
-    ended = subprocess.run(
-        [sys.executable, "-m", *launch, "-m", "tests.multiprocess.several_runs", *runs],
-        cwd=ROOT,
-        env={**environment(), **FAST_COMPILE},
-        text=True,
-        capture_output=True,
-        timeout=280,
-        check=False,
-    )
+    ended = launched("tests.multiprocess.several_runs", *runs, timeout_s=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     losses = {
         name: np.array([row["loss"] for row in read_rows(folder / METRICS)])

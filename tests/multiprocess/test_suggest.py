@@ -3,27 +3,15 @@
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
-from jaxhet.testing import FAST_COMPILE
-from tests.support.jobs import ROOT
-from tests.support.scripts import environment
+from tests.support.launched import launched
 
 
 def suggest(islands: int, *options: str) -> subprocess.CompletedProcess[str]:
-    launch = ["jaxhet.cli", "launch", f"--islands={islands}", "--devices=1", "--"]
-    plan = [sys.executable, "-m", "models.suggest", "--config=tiny", "--batch=8", "--seq=16"]
-    return subprocess.run(
-        [sys.executable, "-m", *launch, *plan, *options],
-        cwd=ROOT,
-        env={**environment(), **FAST_COMPILE},
-        text=True,
-        capture_output=True,
-        timeout=800,
-        check=False,
-    )
+    plan = ("models.suggest", "--config=tiny", "--batch=8", "--seq=16")
+    return launched(*plan, *options, islands=islands, timeout_s=800)
 
 
 @pytest.mark.slow
@@ -49,19 +37,10 @@ def test_suggestions_are_ranked_and_the_first_is_tried(tmp_path: pathlib.Path) -
 @pytest.mark.timeout(900)
 def test_times_on_islands_of_unequal_speed_are_as_predicted(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "found.json"
-    where = [f"--island-env=island{i}:LAYER_S={s}" for i, s in enumerate((0.005, 0.015))]
-    launch = ["jaxhet.cli", "launch", "--islands=2", "--devices=1", *where, "--"]
-    plan = [sys.executable, "-m", "tests.multiprocess.several_runs", "suggest", "--config=tiny"]
-    options = ["--batch=16", "--seq=8", "--accumulate=4", "--remat=full", "--try=9"]
-    ended = subprocess.run(
-        [sys.executable, "-m", *launch, *plan, *options, f"--json={path}"],
-        cwd=ROOT,
-        env={**environment(), **FAST_COMPILE},
-        text=True,
-        capture_output=True,
-        timeout=800,
-        check=False,
-    )
+    where = tuple(f"--island-env=island{i}:LAYER_S={s}" for i, s in enumerate((0.005, 0.015)))
+    plan = ("tests.multiprocess.several_runs", "suggest", "--config=tiny", f"--json={path}")
+    options = ("--batch=16", "--seq=8", "--accumulate=4", "--remat=full", "--try=9")
+    ended = launched(*plan, *options, options=where, timeout_s=800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(path.read_text())
     words = [each["candidate"]["options"] for each in found]

@@ -1,16 +1,12 @@
 """An uneven pipeline on islands of unequal speed: their layers sleep, so load decides nothing."""
 
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from jaxhet.testing import FAST_COMPILE
 from models.extras.records import METRICS, read_rows
-from tests.support.jobs import ROOT
-from tests.support.scripts import environment
+from tests.support.launched import launched
 
 LAYER_S = 0.005, 0.015  # the first island is three times as fast
 MICROBATCHES = 4
@@ -21,21 +17,12 @@ TURNS = MICROBATCHES + 2  # times that each stage computes in a step, of two sta
 def test_measured_stages_beat_equal_ones_on_islands_of_unequal_speed(
     tmp_path: pathlib.Path,
 ) -> None:
-    where = [f"--island-env=island{i}:LAYER_S={seconds}" for i, seconds in enumerate(LAYER_S)]
-    launch = ["jaxhet.cli", "launch", "--islands=2", "--devices=1", *where, "--", sys.executable]
+    where = tuple(f"--island-env=island{i}:LAYER_S={s}" for i, s in enumerate(LAYER_S))
     run = f"--mesh=stage=2 --remat=full --microbatches={MICROBATCHES} --batch={MICROBATCHES}"
     run += " --seq=8 --steps=8 --log-every=1"
     folders = tmp_path / "even", tmp_path / "auto"
     runs = [f"{run} --run-dir={folders[0]}", f"{run} --run-dir={folders[1]} --stages=auto"]
-    ended = subprocess.run(
-        [sys.executable, "-m", *launch, "-m", "tests.multiprocess.several_runs", *runs],
-        cwd=ROOT,
-        env={**environment(), **FAST_COMPILE},
-        text=True,
-        capture_output=True,
-        timeout=250,
-        check=False,
-    )
+    ended = launched("tests.multiprocess.several_runs", *runs, options=where, timeout_s=250)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     even, auto = (read_rows(folder / METRICS) for folder in folders)
     assert [row["stages"]["layers"] for row in auto if "stages" in row] == [[3, 1]]

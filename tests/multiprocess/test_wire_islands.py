@@ -86,7 +86,7 @@ OPTIM = """
 import hashlib, optax
 from jax.experimental import multihost_utils
 from jaxhet import optim
-optim.LEAST_BYTES = 1  # the smallest leaves are compressed, too
+default, optim.LEAST_BYTES = optim.LEAST_BYTES, 1  # the smallest leaves are compressed, too
 large = np.random.default_rng(me).standard_normal((1, 600, 600)).astype(np.float32)
 whole = np.concatenate([np.random.default_rng(i).standard_normal((1, 600, 600)) for i in (0, 1)])
 whole = whole.astype(np.float32)
@@ -125,6 +125,15 @@ with jax.set_mesh(mesh):
         one = len(jaxhet.plan(step, p, state).exchanges) == 1
         for _ in range(20): p, state = step(p, state)
         print("feedback", codec, one, digest(p))
+    optim.LEAST_BYTES = default
+    zeros = {"w": np.zeros(whole.shape[1:], np.float32), "b": np.zeros(7, np.float32)}
+    update = jaxhet.jit(lambda x, state: tx.update({"w": x, "b": x[:, 0, :7]}, state))
+    state = jaxhet.jit(tx.init)(zeros)
+    one = len(jaxhet.plan(update, x, state).exchanges) == 1
+    updates = update(x, state)[0]
+    small = (whole[0, 0, :7] + whole[1, 0, :7]) / 2 * np.float32(-0.5)
+    is_exact = np.array_equal(updates["b"].addressable_data(0), small)
+    print("feedback default", one and is_exact, digest(updates))
     for delay in (2, 0):
         tx = optim.diloco(optax.adam(1e-2), optax.sgd(0.5), "x", every=4, fragments=2, delay=delay,
                           wire="mxint4")
@@ -151,8 +160,8 @@ def test_optimizers_and_copies_with_an_option_for_all_exchanges() -> None:
         [line for line in e.text.splitlines() if line.startswith(("feedback", "diloco", "plan"))]
         for e in ended
     ]
-    assert len(lines[0]) == 7, ended[0].text
-    assert all("True" in line for line in lines[0][:6]), lines
+    assert len(lines[0]) == 8, ended[0].text
+    assert all("True" in line for line in lines[0][:7]), lines
     for e in ended:  # copies are exact; only the program's own sum is compressed
         assert "exact True True True True True True False" in e.text, e.text
     assert lines[0] == lines[1]

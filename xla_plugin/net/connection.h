@@ -32,8 +32,8 @@ struct Transfer {
   uint64_t peer_ticket = 0;  // names the peer's transfer in ours
 
   bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
-  // A chunk begins to arrive. Throws TransportError if it lies outside of `receive`, or overlaps
-  // another one.
+  // A chunk begins to arrive. Throws TransportError if it is empty, lies outside of `receive`, or
+  // overlaps another one.
   void Reserve(size_t offset, size_t num_bytes) {
     if (!InBounds(offset, num_bytes, receive.num_bytes())) {
       Throw(ErrorCode::kTransport, "a chunk of ", num_bytes, " bytes at ", offset,

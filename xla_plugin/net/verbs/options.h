@@ -11,7 +11,7 @@ struct Options {
   std::string devices;    // "mlx5_0,mlx5_1:2"; empty: all
   int64_t gid_index;      // -1: chosen
   int64_t pkey_index;     // index in the port's table
-  int64_t qps;            // NIC pairs of each NIC
+  int64_t qps;            // queue pairs for data, to each peer over each NIC
   int64_t depth;          // chunks in flight to each peer over each NIC
   int64_t traffic_class;  // RoCE: field of the IP header
   int64_t service_level;  // InfiniBand; RoCE: the priority of a VLAN
