@@ -123,8 +123,8 @@ def _is_of_multiprocessing() -> bool:
 def _is_alone() -> bool:
     """Whether the job has one process."""
     with contextlib.suppress(UsageError):
-        config, detected = _clusters.resolve()
-        return place.complete(config, detected.hints).num_processes == 1
+        config, hints = _clusters.resolve()
+        return place.complete(config, hints).num_processes == 1
     return False
 
 

@@ -34,7 +34,7 @@ def initialize(
 
     Call it before any JAX computation. Arguments that are not given are read from environment
     variables: `JAXHET_*`, which `jaxhet launch` sets, then JAX's own, then the variables of the
-    scheduler that started this process (`jaxhet env` prints what was found).
+    scheduler that started this process.
 
     Args:
       coordinator_address: host:port. Without `jaxhet launch`, process 0 starts the coordinator
@@ -71,7 +71,7 @@ def initialize(
     launched = _config.resolve()
     if launched.launched:
         arguments = _distributed.without_address(launched, arguments)
-    config, detected = _clusters.resolve(arguments)
+    config, hints = _clusters.resolve(arguments)
     _log.apply(config)
     if not config.process_id and not config.island_process_id:
         for line in config.of_nccl:
@@ -79,7 +79,7 @@ def initialize(
     _check_first_call(config)
     compat.require_supported_jax()
     _distributed.warn_of_certificates(os.environ, _distributed.MTLS_VARIABLES)
-    config = _place.complete(config, detected.hints)
+    config = _place.complete(config, hints)
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _session.used.set()

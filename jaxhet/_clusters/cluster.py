@@ -16,15 +16,7 @@ _PORT = "JAX_COORDINATOR_PORT"
 _VISIBLE_GPUS = [name for v in VENDORS for name in (v.visible, v.visible_below) if name]
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """The value of an option, and the environment variables that it was read from."""
-
-    value: Any
-    source: str
-
-
-Found = dict[str, Finding]  # by option
+Found = dict[str, Any]  # values by option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +69,15 @@ def numbers(environ: Environ, name: str, separator: str | None = None) -> list[i
     return [number({name: part.strip()}, name) for part in parts]
 
 
-def address(environ: Environ, host: str, seed: int, source: str) -> Finding:
-    """Where process 0 runs the coordinator; the port is made of the job's number `seed`."""
-    if environ.get(_PORT):
-        return Finding(f"{host}:{number(environ, _PORT)}", f"{source}, {_PORT}")
-    return Finding(f"{host}:{_FIRST_PORT + seed % _NUM_PORTS}", source)
+def address(environ: Environ, host: str, default_port: int) -> str:
+    """The coordinator's address on a host; JAX's variable of the port wins over the default."""
+    port = number(environ, _PORT) if environ.get(_PORT) else default_port
+    return f"{host}:{port}"
+
+
+def port_of(job: int) -> int:
+    """The port of a job with this number."""
+    return _FIRST_PORT + job % _NUM_PORTS
 
 
 def own_gpu(environ: Environ, local_rank: str, processes_here: int) -> Found:
@@ -92,16 +88,15 @@ def own_gpu(environ: Environ, local_rank: str, processes_here: int) -> Found:
     bound = any(name in environ and "," not in environ[name] for name in _VISIBLE_GPUS)
     if processes_here < 2 or bound:
         return {}
-    return {"local_device_ids": Finding((number(environ, local_rank),), local_rank)}
+    return {"local_device_ids": (number(environ, local_rank),)}
 
 
-def in_island(sizes: Mapping[str, int], island: str, index: int, source: str) -> Found:
+def in_island(sizes: Mapping[str, int], island: str, index: int) -> Found:
     """Options of a process that knows all islands and its own place in one."""
-    found = {
+    return {
         "islands": tuple(announced.text(sizes).split(",")),
         "island": island,
         "island_process_id": index,
         "num_processes": sum(sizes.values()),
         "process_id": announced.process_id(sizes, island, index),
     }
-    return {name: Finding(value, source) for name, value in found.items()}

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxhet import _config
-from jaxhet._clusters import indexed_job, jax_variables, jobset, mpich, open_mpi, slurm, volcano
+from jaxhet._clusters import jax_variables, jobset, open_mpi, slurm
 from jaxhet._clusters.cluster import Environ, Found
 from jaxhet._errors import UsageError
 
-# Hydra and Open MPI's mpirun may run inside a Slurm allocation, whose variables then describe
-# their daemons: they precede Slurm. JobSet and Volcano make pods of Kubernetes.
-SCHEDULERS = tuple(
-    module.SCHEDULER for module in (open_mpi, mpich, slurm, jobset, volcano, indexed_job)
-)
+# Open MPI's mpirun may run inside a Slurm allocation, whose variables then describe its daemons: it
+# precedes Slurm.
+SCHEDULERS = tuple(module.SCHEDULER for module in (open_mpi, slurm, jobset))
 # Values of `cluster_detection_method` in jax.distributed.initialize → the schedulers they select.
 METHODS: dict[str, tuple[str, ...]] = {
     **{scheduler.name: (scheduler.name,) for scheduler in SCHEDULERS},
-    "mpi4py": ("ompi", "mpich"),
-    "k8s": ("jobset", "volcano", "indexed_job"),
+    "mpi4py": ("ompi",),
+    "k8s": ("jobset",),
     "deactivate": (),
 }
 
@@ -30,18 +28,13 @@ class Detected:
 
     Attributes:
       title: Name of the scheduler in messages; "" without a scheduler.
-      found: By option.
+      found: Values by option.
       hints: Sentences about schedulers whose variables are incomplete.
     """
 
     title: str = ""
     found: Found = dataclasses.field(default_factory=dict)
     hints: tuple[str, ...] = ()
-
-    def without(self, *options: str) -> "Detected":
-        """A copy without the options that the user has set."""
-        found = {name: f for name, f in self.found.items() if name not in options}
-        return dataclasses.replace(self, found=found)
 
 
 def detect(environ: Environ, method: str | None = None) -> Detected:
@@ -76,11 +69,14 @@ def detect(environ: Environ, method: str | None = None) -> Detected:
 
 def resolve(
     arguments: Mapping[str, Any] | None = None, environ: Environ = os.environ
-) -> tuple[_config.Config, Detected]:
+) -> tuple[_config.Config, tuple[str, ...]]:
     """Options by precedence: argument, JAXHET_*, JAX's own variables, the scheduler, default.
 
     A scheduler is asked only where JAXHET_* leave the job open; `jaxhet launch` leaves nothing but
     the partition, which JAX's own variable may say.
+
+    Returns:
+      The options, and sentences about schedulers whose variables are incomplete.
 
     Raises:
       UsageError: A value is not valid.
@@ -88,12 +84,13 @@ def resolve(
     config = _config.resolve(arguments, environ)
     if _says_all(config):
         own = jax_variables.find(environ)
-        detected = Detected("", {k: v for k, v in own.items() if k == "partition_index"})
-        return config.filled({k: finding.value for k, finding in detected.found.items()}), detected
+        return config.filled({k: v for k, v in own.items() if k == "partition_index"}), ()
     detected = detect(environ, config.cluster_detection_method)
-    if "islands" in detected.found and not config.given.isdisjoint(("island", "islands")):
-        detected = detected.without("islands", "island", "island_process_id")
-    return config.filled({k: finding.value for k, finding in detected.found.items()}), detected
+    found = detected.found
+    if "islands" in found and not config.given.isdisjoint(("island", "islands")):
+        replaced = ("islands", "island", "island_process_id")
+        found = {k: v for k, v in found.items() if k not in replaced}
+    return config.filled(found), detected.hints
 
 
 def _says_all(config: _config.Config) -> bool:

@@ -1,6 +1,6 @@
 """The variables that `jax.distributed.initialize` reads itself."""
 
-from jaxhet._clusters.cluster import Environ, Finding, Found, number, numbers
+from jaxhet._clusters.cluster import Environ, Found, number, numbers
 
 _TEXTS = {
     "JAX_COORDINATOR_ADDRESS": "coordinator_address",
@@ -12,11 +12,9 @@ _PARTITION = "JAX_PARTITION_INDEX"
 
 def find(environ: Environ) -> Found:
     """Options found in JAX's own variables; empty where no variable is set."""
-    found = {
-        option: Finding(environ[name], name) for name, option in _TEXTS.items() if environ.get(name)
-    }
+    found: Found = {option: environ[name] for name, option in _TEXTS.items() if environ.get(name)}
     if environ.get(_DEVICES):
-        found["local_device_ids"] = Finding(tuple(numbers(environ, _DEVICES, ",")), _DEVICES)
+        found["local_device_ids"] = tuple(numbers(environ, _DEVICES, ","))
     if environ.get(_PARTITION):
-        found["partition_index"] = Finding(number(environ, _PARTITION), _PARTITION)
+        found["partition_index"] = number(environ, _PARTITION)
     return found

@@ -5,11 +5,12 @@ A pod's manifest gives JOBSET_NAME and REPLICATED_JOB_NAME by the downward API, 
 gives JOB_COMPLETION_INDEX. The sizes of islands are announced to the coordinator.
 """
 
-from jaxhet._clusters import kubernetes
-from jaxhet._clusters.cluster import Environ, Finding, Found, Scheduler, number
+from jaxhet._clusters.cluster import Environ, Found, Scheduler, address, number
 from jaxhet._errors import UsageError
 
 _SET, _JOB, _REPLICA = "JOBSET_NAME", "REPLICATED_JOB_NAME", "JOB_INDEX"
+_INDEX = "JOB_COMPLETION_INDEX"
+_PORT = 55527  # JAX's in Kubernetes
 
 
 def _find(environ: Environ) -> Found:
@@ -19,19 +20,19 @@ def _find(environ: Environ) -> Found:
             " and nothing tells how many pods each has; set replicas: 1 and raise its parallelism,"
             " or set JAXHET_ISLAND_PROCESS_ID"
         )
-    host = f"{environ[_SET]}-{kubernetes.COORDINATOR}-0-0.{environ[_SET]}"
+    host = f"{environ[_SET]}-coordinator-0-0.{environ[_SET]}"
     return {
-        "coordinator_address": kubernetes.address(environ, host, _SET),
-        "launched": Finding(True, _SET),
-        "island": Finding(environ[_JOB], _JOB),
-        "island_process_id": Finding(number(environ, kubernetes.INDEX), kubernetes.INDEX),
+        "coordinator_address": address(environ, host, _PORT),
+        "launched": True,
+        "island": environ[_JOB],
+        "island_process_id": number(environ, _INDEX),
     }
 
 
 SCHEDULER = Scheduler(
     "jobset",
     "JobSet",
-    (_SET, _JOB, kubernetes.INDEX),
+    (_SET, _JOB, _INDEX),
     "give the pods both names by the downward API, and completionMode: Indexed",
     _find,
 )

@@ -10,7 +10,6 @@ import re
 
 from jaxhet._clusters.cluster import (
     Environ,
-    Finding,
     Found,
     Scheduler,
     address,
@@ -18,6 +17,7 @@ from jaxhet._clusters.cluster import (
     number,
     numbers,
     own_gpu,
+    port_of,
 )
 from jaxhet._errors import UsageError
 
@@ -33,8 +33,8 @@ def _find(environ: Environ) -> Found:
     found = {
         **own_gpu(environ, _LOCAL_RANK, _processes_here(environ)),
         **_contexts(environ),
-        "num_processes": Finding(number(environ, _SIZE), _SIZE),
-        "process_id": Finding(number(environ, _RANK), _RANK),
+        "num_processes": number(environ, _SIZE),
+        "process_id": number(environ, _RANK),
     }
     coordinator = _coordinator(environ)
     return {**found, "coordinator_address": coordinator} if coordinator else found
@@ -60,16 +60,16 @@ def _contexts(environ: Environ) -> Found:
     context = next(i for i, end in enumerate(ends) if rank < end)
     named = {f"context{i}": n for i, n in enumerate(sizes)}
     index = rank - (ends[context] - sizes[context])
-    return in_island(named, f"context{context}", index, f"{_CONTEXT_SIZES}, {_RANK}")
+    return in_island(named, f"context{context}", index)
 
 
-def _coordinator(environ: Environ) -> Finding | None:
+def _coordinator(environ: Environ) -> str | None:
     if match := _ORTE.match(environ.get(_ORTE_URI, "")):
         job, ipv4, ipv6 = match.groups()
         host = ipv4 or f"{ipv6}]"
-        return address(environ, host, int(job) >> 12, _ORTE_URI)  # jobs differ above 12 bits
+        return address(environ, host, port_of(int(job) >> 12))  # jobs differ above 12 bits
     if match := _PRRTE.match(environ.get(_NAMESPACE, "")):
-        return address(environ, match[1], int(match[2]), _NAMESPACE)
+        return address(environ, match[1], port_of(int(match[2])))
     return None
 
 

@@ -10,13 +10,13 @@ import re
 
 from jaxhet._clusters.cluster import (
     Environ,
-    Finding,
     Found,
     Scheduler,
     address,
     in_island,
     number,
     own_gpu,
+    port_of,
 )
 from jaxhet._errors import UsageError
 
@@ -66,9 +66,9 @@ def _find(environ: Environ) -> Found:
         return {**gpu, **_find_in_component(environ)}
     first = hosts(environ[_NODES])[0]
     return {
-        "coordinator_address": address(environ, first, number(environ, _JOB), f"{_NODES}, {_JOB}"),
-        "num_processes": Finding(number(environ, _SIZE), _SIZE),
-        "process_id": Finding(number(environ, _RANK), _RANK),
+        "coordinator_address": address(environ, first, port_of(number(environ, _JOB))),
+        "num_processes": number(environ, _SIZE),
+        "process_id": number(environ, _RANK),
         **gpu,
     }
 
@@ -93,11 +93,9 @@ def _find_in_component(environ: Environ) -> Found:
             " with srun, or announce the islands' sizes yourself (JAXHET_ISLANDS, JAXHET_ISLAND,"
             " JAXHET_ISLAND_PROCESS_ID)"
         )
-    source = f"{_COMPONENT_NODES.format('<n>')}, {_COMPONENT_TASKS.format('<n>')}, {_NODE}, {_RANK}"
-    where = f"{_COMPONENT_NODES.format(0)}, {_JOB}"
     return {
-        **in_island(sizes, names[component], index, source),
-        "coordinator_address": address(environ, nodes[0][0], number(environ, _JOB), where),
+        **in_island(sizes, names[component], index),
+        "coordinator_address": address(environ, nodes[0][0], port_of(number(environ, _JOB))),
     }
 
 

@@ -10,7 +10,6 @@ from jaxhet._errors import JaxhetError
 from jaxhet.cli import bench as _bench
 from jaxhet.cli import coordinator as _coordinator
 from jaxhet.cli import doctor as _doctor
-from jaxhet.cli import env as _env
 from jaxhet.cli import launch as _launch
 from jaxhet.cli import plan as _plan
 from jaxhet.cli import run as _run
@@ -135,7 +134,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
 
 _app.command(context_settings={"allow_interspersed_args": False})(_run.run)
 for _command in (
-    *(_coordinator.coordinator, _env.env, _plan.plan, _doctor.doctor),
+    *(_coordinator.coordinator, _plan.plan, _doctor.doctor),
     *(_bench.bench, _trace.trace),
 ):
     _app.command()(_command)

@@ -72,8 +72,8 @@ def test_detected_islands_are_the_components(
         steps = 'srun --het-group=0 "$@"\nsrun --het-group=1 "$@"\n'
     script.write_text(_DIRECTIVES + steps)
     show = (
-        "from jaxhet import _clusters; config, found = _clusters.resolve();"
-        " print(found.title, config.process_id, config.num_processes, config.island,"
+        "from jaxhet import _clusters; config, _ = _clusters.resolve();"
+        " print('Slurm', config.process_id, config.num_processes, config.island,"
         " *config.islands)"
     )
     text = _submit(cluster, script, training.command(tmp_path, 2)[0], "-c", show)

@@ -16,7 +16,6 @@ from tests.support import manifests
 from tests.support.jobs import ROOT
 
 _DEPLOY = ROOT / "deploy"
-_MANIFESTS = ("jobset", "volcano")
 _PRINT = """
 import os
 names = "PROCESS_ID", "ISLAND", "NUM_PROCESSES", "COORDINATOR_ADDRESS"
@@ -54,41 +53,32 @@ while words:
 """
 
 
-def _manifest(name: str) -> Any:
-    return yaml.safe_load((_DEPLOY / "kubernetes" / f"{name}.yaml").read_text())
+def _manifest() -> Any:
+    return yaml.safe_load((_DEPLOY / "kubernetes" / "jobset.yaml").read_text())
 
 
-@pytest.mark.parametrize("name", _MANIFESTS)
-def test_manifest_is_good(name: str) -> None:
-    assert manifests.problems(_manifest(name)) == []
+def test_manifest_is_good() -> None:
+    assert manifests.problems(_manifest()) == []
 
 
 def _environ(manifest: Any, name: str, index: int) -> dict[str, str]:
-    """Variables of a pod: from its manifest, and from JobSet or Volcano."""
+    """Variables of a pod: from its manifest, and from JobSet."""
     (pod,) = (pod for own, _, pod in manifests.pods(manifest) if own == name)
     environ = {e["name"]: e["value"] for e in pod["containers"][0]["env"] if "value" in e}
     environ["HOSTNAME"] = manifests.host(manifest, name, index).split(".")[0]
-    if manifest["kind"] == "JobSet":
-        annotations = {"jobset-name": manifest["metadata"]["name"], "replicatedjob-name": name}
-        for entry in pod["containers"][0]["env"]:
-            if field := entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath"):
-                environ[entry["name"]] = annotations[re.split(r"[/']", field)[2]]
-        return {**environ, "JOB_COMPLETION_INDEX": str(index)}
-    for task, count, _ in manifests.pods(manifest):
-        hosts = ",".join(manifests.host(manifest, task, i) for i in range(count))
-        environ[f"VC_{task.upper()}_HOSTS"] = hosts
-    return {**environ, "VC_TASK_INDEX": str(index)}
+    annotations = {"jobset-name": manifest["metadata"]["name"], "replicatedjob-name": name}
+    for entry in pod["containers"][0]["env"]:
+        if field := entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath"):
+            environ[entry["name"]] = annotations[re.split(r"[/']", field)[2]]
+    return {**environ, "JOB_COMPLETION_INDEX": str(index)}
 
 
-@pytest.mark.parametrize("name", _MANIFESTS)
-def test_pods_find_their_places_and_the_coordinator(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = _manifest(name)
+def test_pods_find_their_places_and_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = _manifest()
     sizes = manifests.pods(manifest)[1:]
     for island, index in ((island, i) for island, count, _ in sizes for i in range(count)):
         for variable in list(os.environ):
-            if variable.startswith(("JAXHET_", "VC_", "JOB")):
+            if variable.startswith(("JAXHET_", "JOB")):
                 monkeypatch.delenv(variable)
         for variable, value in _environ(manifest, island, index).items():
             monkeypatch.setenv(variable, value)

@@ -1,7 +1,7 @@
 """Errors in a Kubernetes manifest of a job, found without a cluster: fields first, then meaning.
 
-Pods and Jobs go by the strict schemas of the package kubernetes_validate. Of JobSet's and Volcano's
-own objects the fields that we use stand below, closed: any other field is a mistake.
+Jobs go by the strict schema of the package kubernetes_validate. The schema of the JobSet itself is
+below, with the fields that we use: any other field is a mistake.
 """
 
 import re
@@ -51,42 +51,6 @@ _JOBSET = _closed(
         },
     ),
 )
-_EVENTS = ["*", "PodFailed", "PodEvicted", "PodPending", "TaskCompleted", "Unknown"]
-_ACTIONS = ["AbortJob", "RestartJob", "RestartTask", "TerminateJob", "CompleteJob", "RestartPod"]
-# batch.volcano.sh_jobs.yaml of Volcano 1.12, v1alpha1.
-_VOLCANO = _closed(
-    "apiVersion kind metadata spec",
-    apiVersion={"const": "batch.volcano.sh/v1alpha1"},
-    kind={"const": "Job"},
-    metadata=_closed("name", **_METADATA),
-    spec=_closed(
-        "tasks schedulerName minAvailable",
-        schedulerName={"type": "string"},
-        queue={"type": "string"},
-        minAvailable=_COUNT,
-        maxRetry=_COUNT,
-        plugins={
-            "type": "object",
-            "additionalProperties": {"type": "array", "items": {"type": "string"}},
-        },
-        policies={
-            "type": "array",
-            "items": _closed(event={"enum": _EVENTS}, action={"enum": _ACTIONS}),
-        },
-        tasks={
-            "type": "array",
-            "minItems": 1,
-            "items": _closed(
-                "name replicas template",
-                name=_NAME,
-                replicas=_COUNT,
-                minAvailable=_COUNT,
-                template={"type": "object"},
-            ),
-        },
-    ),
-)
-
 COORDINATOR = "coordinator"
 _SECRET_FILE = "/run/jaxhet/secret"
 _DOWNWARD = {"JOBSET_NAME": "jobset-name", "REPLICATED_JOB_NAME": "replicatedjob-name"}
@@ -96,43 +60,32 @@ Pods = list[tuple[str, int, dict[str, Any]]]  # an island's name, its number of 
 
 def problems(manifest: Any) -> list[str]:
     """Errors in words; empty for a manifest that a cluster should run."""
-    is_jobset = isinstance(manifest, dict) and manifest.get("kind") == "JobSet"
-    schema = jsonschema.Draft7Validator(_JOBSET if is_jobset else _VOLCANO)
+    schema = jsonschema.Draft7Validator(_JOBSET)
     if found := [f"{error.json_path}: {error.message}" for error in schema.iter_errors(manifest)]:
         return found
-    core = (
-        [_object("batch/v1", "Job", r["template"]) for r in manifest["spec"]["replicatedJobs"]]
-        if is_jobset
-        else [_object("v1", "Pod", t["template"]) for t in manifest["spec"]["tasks"]]
-    )
-    for one in core:
+    for job in manifest["spec"]["replicatedJobs"]:
         try:
-            kubernetes_validate.validate(one, _VERSION, strict=True)
+            kubernetes_validate.validate(_job(job["template"]), _VERSION, strict=True)
         except kubernetes_validate.ValidationError as error:
             found.append(str(error))
-    return found or list(_senseless(manifest, _pods_of_jobset if is_jobset else _pods_of_volcano))
+    return found or list(_senseless(manifest))
 
 
 def pods(manifest: dict[str, Any]) -> Pods:
     """Name, number and pod of each island and of the coordinator."""
-    spec = manifest["spec"]
-    if "tasks" in spec:
-        return [(t["name"], t["replicas"], t["template"]["spec"]) for t in spec["tasks"]]
-    jobs = [(r["name"], r["template"]["spec"]) for r in spec["replicatedJobs"]]
+    jobs = [(r["name"], r["template"]["spec"]) for r in manifest["spec"]["replicatedJobs"]]
     return [(name, job.get("completions", 1), job["template"]["spec"]) for name, job in jobs]
 
 
 def host(manifest: dict[str, Any], name: str, index: int) -> str:
     """Name by which the other pods reach a pod."""
     own = manifest["metadata"]["name"]
-    if "tasks" in manifest["spec"]:
-        return f"{own}-{name}-{index}.{own}"
     subdomain = manifest["spec"].get("network", {}).get("subdomain", own)
     return f"{own}-{name}-0-{index}.{subdomain}"
 
 
-def _object(version: str, kind: str, template: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, **template}
+def _job(template: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **template}
 
 
 def _pods_of_jobset(manifest: dict[str, Any]) -> Iterator[str]:
@@ -158,18 +111,9 @@ def _misnamed(pod: dict[str, Any]) -> str:
     return ""
 
 
-def _pods_of_volcano(manifest: dict[str, Any]) -> Iterator[str]:
-    """Errors in the gang and the plugins of a Volcano Job."""
-    spec = manifest["spec"]
-    if not {"env", "svc"} <= spec.get("plugins", {}).keys():
-        yield "plugins env and svc number the pods and name them"
-    if spec["minAvailable"] != sum(count for _, count, _ in pods(manifest)):
-        yield "minAvailable is not all pods: some would wait for others"
-
-
-def _senseless(manifest: dict[str, Any], of_kind: Any) -> Iterator[str]:
+def _senseless(manifest: dict[str, Any]) -> Iterator[str]:
     """Errors that no schema finds."""
-    yield from of_kind(manifest)
+    yield from _pods_of_jobset(manifest)
     islands = [(name, count) for name, count, _ in pods(manifest) if name != COORDINATOR]
     coordinators = [(count, pod) for name, count, pod in pods(manifest) if name == COORDINATOR]
     if [count for count, _ in coordinators] != [1]:
