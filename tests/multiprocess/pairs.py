@@ -3,21 +3,25 @@
 The object is where a jaxpr does not show its value.
 """
 
-import collections
+import contextvars
 import dataclasses
-import enum
 import functools
 import itertools
+import pathlib
+import queue
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import random as custom_random
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -30,8 +34,6 @@ PARTITIONED = "custom_partitioning"  # values differ only if XLA partitions the 
 REFUSED = frozenset(
     (
         "io_callback of a cell",
-        "io_callback of a default",
-        "io_callback of a method",
         "io_callback of a partial",
         "context variable",
         "queue in C",
@@ -84,56 +86,12 @@ class _Frozen:
     by: int
 
 
-class _Slots:
-    __slots__ = ("__by",)
-
-    def __init__(self, by: int):
-        self.__by = by
-
-    def scale(self, v: Any) -> Any:
-        return v * np.float32(self.__by)
-
-
 class _Named(NamedTuple):
     by: int
 
 
-class _Number(int):
-    pass
-
-
-class _Level(enum.Enum):
-    TWO = 2
-    THREE = 3
-
-
-@jax.tree_util.register_pytree_node_class
-class _Node:
-    def __init__(self, x: Any, by: int):
-        self.x, self.by = x, by
-
-    def tree_flatten(self) -> Any:
-        return (self.x,), self.by
-
-    @classmethod
-    def tree_unflatten(cls, by: int, children: Any) -> Any:
-        (x,) = children
-        return cls(x, by)
-
-
 read(lambda o: o.by, "frozen dataclass")(_Frozen)
 read(lambda o: o.by, "named tuple")(_Named)
-read(lambda o: o, "subclass of int")(_Number)
-
-
-@read(lambda o: o.value)
-def enum_member(c: int) -> Any:
-    return _Level(c)
-
-
-@_calls("bound method")
-def _(c: int) -> Function:
-    return _Slots(c).scale
 
 
 @_calls("class attribute")
@@ -157,45 +115,11 @@ def a_property(c: int) -> Any:
     return Scale()
 
 
-@read(lambda o: o.by)
-def metaclass(c: int) -> Any:
-    class Meta(type):
-        by = c
-
-    class Scale(metaclass=Meta):
-        pass
-
-    return Scale
-
-
 # --- functions and what wraps them ---
 
 
 def times(by: Any, v: Any) -> Any:
     return v * np.float32(by)
-
-
-@_calls("keyword default")
-def _(c: int) -> Function:
-    def scale(v: Any, *, by: int = c) -> Any:
-        return v * np.float32(by)
-
-    return scale
-
-
-@_calls("attribute of a function")
-def _(c: int) -> Function:
-    def scale(v: Any) -> Any:
-        return v * np.float32(scale.by)  # type: ignore[attr-defined]
-
-    scale.by = c  # type: ignore[attr-defined]
-    return scale
-
-
-@_calls("cached function")
-def _(c: int) -> Function:
-    by = functools.cache(lambda: np.float32(c))
-    return lambda v: v * by()
 
 
 @_calls("function without source")
@@ -232,21 +156,6 @@ def _(c: int) -> Function:
 # --- containers and numbers ---
 
 
-@read(lambda o: o["a"][0])
-def list_in_a_dict(c: int) -> Any:
-    return {"a": [c]}
-
-
-@read(lambda o: o["absent"])
-def defaultdict(c: int) -> Any:
-    return collections.defaultdict(lambda: c)
-
-
-@read(lambda o: next(iter(o)))
-def order_of_a_dict(c: int) -> Any:
-    return dict.fromkeys((2, 3) if c == 2 else (3, 2))
-
-
 @read(len)
 def frozen_set(c: int) -> Any:
     return frozenset(range(c))
@@ -265,11 +174,6 @@ def structured_array(c: int) -> Any:
 @read(lambda o: o.sum())
 def masked_array(c: int) -> Any:
     return np.ma.array([2, 1], mask=[False, c == 2])
-
-
-@read(next)
-def iterator(c: int) -> Any:
-    return itertools.repeat(c)
 
 
 @read(next)
@@ -292,16 +196,6 @@ def _io(function: Function) -> Function:
 @_add("io_callback of a cell")
 def _(c: int) -> Function:
     return _io(lambda v: v * np.float32(c))
-
-
-@_add("io_callback of a default")
-def _(c: int) -> Function:
-    return _io(lambda v, by=c: v * np.float32(by))
-
-
-@_add("io_callback of a method")
-def _(c: int) -> Function:
-    return _io(_Slots(c).scale)
 
 
 @_add("io_callback of a partial")
@@ -364,17 +258,6 @@ def _(c: int) -> Function:
     return jax.grad(lambda a: scale(a).sum())
 
 
-@_add("custom_vmap")
-def _(c: int) -> Function:
-    scale = jax.custom_batching.custom_vmap(lambda x: x * 7)
-
-    @scale.def_vmap
-    def _(size: int, is_mapped: Any, x: Any) -> Any:
-        return x * c, True
-
-    return jax.vmap(scale)
-
-
 @_add("custom_root")
 def _(c: int) -> Function:
     def newton(f: Function, x: Any) -> Any:
@@ -399,26 +282,70 @@ def _(c: int) -> Function:
     return lambda a: pl.pallas_call(kernel, jax.typeof(a), interpret=True)(a)
 
 
-@_add("index map of Pallas")
-def _(c: int) -> Function:
-    def kernel(x: Any, y: Any) -> None:
-        y[...] = x[...]
+# --- objects of Python's library and of JAX ---
 
-    spec = pl.BlockSpec((1, 6), lambda i: (c - 2, 0))
-    call = pl.pallas_call(
-        kernel,
-        jax.ShapeDtypeStruct((1, 6), jnp.float32),
-        grid=(1,),
-        in_specs=[spec],
-        out_specs=pl.BlockSpec((1, 6), lambda i: (0, 0)),
-        interpret=True,
+_KEPT: list[Any] = []  # targets of weak references
+
+
+def _queue(made: Any, c: int) -> Any:
+    made.put(c)
+    return made
+
+
+def _turned(of: Any) -> Any:
+    value = of.get()
+    of.put(value)
+    return value
+
+
+def _kept(c: int) -> Any:
+    _KEPT.append(_Frozen(c))
+    return _KEPT[-1]
+
+
+def _dispatched(c: int) -> Any:
+    function = functools.singledispatch(lambda v: 0)
+    function.register(int)(lambda v: c)
+    return function
+
+
+for _name, _make, _get in (
+    ("path", lambda c: pathlib.Path(f"/data/{c}"), lambda o: int(o.name)),
+    ("queue", lambda c: _queue(queue.Queue(), c), lambda o: o.queue[0]),
+    ("weak reference", lambda c: weakref.ref(_kept(c)), lambda o: o().by),
+    ("context variable", lambda c: contextvars.ContextVar("by", default=c), lambda o: o.get()),
+    ("queue in C", lambda c: _queue(queue.SimpleQueue(), c), _turned),
+    ("random key", jax.random.key, lambda o: jax.random.key_data(o)[1]),
+    ("single dispatch", _dispatched, lambda o: o(1)),
+):
+    read(_get, _name)(_make)
+
+
+@_add("exported function")
+def _(c: int) -> Function:
+    return export.export(jax.jit(lambda a: a * c))(jax.ShapeDtypeStruct((1, 6), "float32")).call
+
+
+@_add("random bits of one's own")
+def _(c: int) -> Function:
+    impl = custom_random.define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: jnp.zeros(2, "uint32"),
+        split=lambda key, shape: jnp.broadcast_to(key, (*shape, 2)),
+        random_bits=lambda key, width, shape: jnp.full(shape, c, f"uint{width}"),
+        fold_in=lambda key, data: key,
+        name="equal",
+        tag="equal",
     )
-    return lambda a: call(jnp.concatenate([a * 2, a * 3]))
+    return lambda a: a * jax.random.bits(jax.random.key(0, impl=impl), a.shape).astype("float32")
 
 
-@_add("data of a pytree")
+@_add("callback in a loop")
 def _(c: int) -> Function:
-    def scale(node: _Node) -> Any:
-        return node.x * np.float32(node.by)
+    scale = called(lambda v: v * np.float32(c))
+    return lambda a: jax.lax.scan(lambda x, _: (scale(x), None), a, None, length=1)[0]
 
-    return lambda a: jax.pure_callback(scale, a, _Node(a, c))
+
+@_add("linear solver")
+def _(c: int) -> Function:
+    return lambda a: jax.lax.custom_linear_solve(lambda v: v * 1, a, lambda f, b: b * c)

@@ -1,6 +1,5 @@
 """Wrong settings and wrong calls are errors that say what to do."""
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -14,89 +13,10 @@ pytestmark = pytest.mark.early
 JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
 
 
-# Changes of a good environment, by the mistake, and the words of the error. None: left out.
-WRONG: dict[str, tuple[dict[str, str | None], str]] = {
-    "no address": (
-        {"JAXHET_COORDINATOR_ADDRESS": None},
-        "no coordinator_address: pass it to jaxhet.initialize, set JAXHET_COORDINATOR",
-    ),
-    "no id": ({"JAXHET_PROCESS_ID": None}, "no process_id"),
-    "no size": ({"JAXHET_NUM_PROCESSES": None}, "no num_processes"),
-    "no secret": (
-        {"JAXHET_JOB_SECRET": None},
-        "no job secret: give all processes of the job the same JAXHET_JOB_SECRET",
-    ),
-    "id": (
-        {"JAXHET_PROCESS_ID": "2"},
-        "process_id=2 is not one of the job's 2 processes; ids run from 0 to 1",
-    ),
-    "algorithm": ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
-    "island": (
-        {"JAXHET_ISLANDS": "nv,amd"},
-        "island 'island0' is not one of the declared islands nv, amd",
-    ),
-    "short secret": (
-        {"JAXHET_JOB_SECRET": "15 bytes are it"},
-        "UsageError: the job secret has 15 bytes; one of less than 16 can be guessed: make one by"
-        " `openssl rand -hex 32`",
-    ),
-    # The last one: after it the process has tried to join.
-    "address": (
-        {"JAXHET_COORDINATOR_ADDRESS": "nowhere"},
-        "coordinator_address 'nowhere' is not host:port",
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def told() -> dict[str, str]:
-    """Errors of one process that tries to join with each wrong environment in turn."""
-    script = f"""
-import json, os, jaxhet
-good = dict(os.environ)
-for name, (changes, _) in {WRONG!r}.items():
-    os.environ.clear()
-    os.environ.update({{k: v for k, v in (good | changes).items() if v is not None}})
-    try:
-        jaxhet.initialize()
-    except jaxhet.UsageError as error:
-        print("told:", json.dumps([name, f"{{type(error).__name__}}: {{error}}"]))
-"""
-    (ended,) = run(script, job()[0])
-    assert ended.code == 0, ended.text
-    lines = [line.partition("told: ")[2] for line in ended.text.splitlines() if "told: " in line]
-    return dict(json.loads(line) for line in lines)
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_setting_says_what_is_right(name: str, told: dict[str, str]) -> None:
-    assert WRONG[name][1] in told[name]
-
-
 def test_no_coordinator_is_said_within_the_time() -> None:
     (ended,) = run(JOIN, {**job()[1], "JAXHET_CONNECT_TIMEOUT_S": "1"})
     assert "no coordinator answers on 127.0.0.1:" in ended.text
     assert "start process 0, or set JAXHET_COORDINATOR_ADDRESS" in ended.text
-
-
-def test_duplicate_process_id_is_refused(tmp_path: pathlib.Path) -> None:
-    first, second, third = job(3, REFUSED=str(tmp_path / "refused"))
-    script = """
-import os, pathlib, time, jaxhet
-refused = pathlib.Path(os.environ["REFUSED"])
-while os.environ["JAXHET_PROCESS_ID"] == "2" and not refused.exists():
-    time.sleep(0.1)  # the job must not be complete before
-try:
-    jaxhet.initialize()
-except jaxhet.UsageError:
-    refused.touch()
-    raise
-"""
-    outputs = run(script, first, second, second, third)
-    refused = [o for o in outputs if "process id 1 is taken" in o.text]
-    assert len(refused) == 1
-    assert "give every process an id of its own" in refused[0].text
-    assert [o.code for o in outputs].count(0) == 3
 
 
 def test_processes_that_come_after_all_are_told_why(tmp_path: pathlib.Path) -> None:
@@ -144,14 +64,6 @@ def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> Non
     assert "the same JAXHET_JOB_SECRET" in stale.text
     assert "JAXHET_JOB_SECRET_FILE with the same content (not one of an earlier job)" in stale.text
     assert "process 1 of 2 has not joined" in good.text
-
-
-def test_processes_that_differ_are_both_told() -> None:
-    first, second = job()
-    for ended in run(JOIN, first, {**second, "JAXHET_NUM_PROCESSES": "3"}):
-        assert ended.code != 0
-        assert "num_processes differs" in ended.text
-        assert "start every process of the job with the same value" in ended.text
 
 
 @pytest.mark.slow

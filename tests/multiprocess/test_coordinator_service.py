@@ -112,15 +112,6 @@ def test_service_outlives_strangers_and_ends_with_the_job() -> None:
             sock.close()
 
 
-@pytest.mark.slow
-def test_tasks_of_slurm_join_by_their_variables_alone() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    envs = [{**_AUTO, **_task_of_slurm(address, process)} for process in range(2)]
-    for process, ended in enumerate(run(_PROGRAM, *envs)):
-        assert ended.code == 0, ended.text
-        assert f"sum 30.0 process {process}\n" in ended.text
-
-
 def _addresses_differ(service_timeout_s: str) -> tuple[list[str], str]:
     """Errors of both processes and of a service, at which process 1 alone joins."""
     with _service("--num-processes", "2", JAXHET_CONNECT_TIMEOUT_S=service_timeout_s) as (

@@ -6,7 +6,6 @@ hosts are OpenSSH's own server, at two loopback addresses.
 
 import json
 import pathlib
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -85,29 +84,3 @@ def _cluster_of(options: list[str]) -> str:
 @needs_sshd
 def test_two_hosts_of_openssh_train_as_one_program(ssh_options: list[str], tmp_path: pathlib.Path):
     _assert_trained(_launch(tmp_path, _cluster_of(ssh_options), environment(), 600))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@needs_sshd
-def test_login_that_openssh_refuses_is_said(ssh_options: list[str], tmp_path: pathlib.Path):
-    other = [option.replace("user_key", "other_key") for option in ssh_options]
-    ended = _launch(tmp_path, _cluster_of(other), environment(), 600)
-    assert ended.returncode != 0
-    said = " ".join(ended.stderr.split())
-    assert "ssh to 127.0.0.1 ended before the command was started (exit code 255)" in said
-    assert "Permission denied (publickey)" in said
-    assert "it must log in without a password" in said
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@needs_sshd
-def test_host_key_that_openssh_does_not_know_is_said(
-    ssh_options: list[str], tmp_path: pathlib.Path
-):
-    (tmp_path / "none").touch()
-    unknown = [re.sub(r"(?<=KnownHostsFile=).*", f"{tmp_path}/none", o) for o in ssh_options]
-    ended = _launch(tmp_path, _cluster_of(unknown), environment(), 600)
-    assert ended.returncode != 0
-    assert "Host key verification failed" in " ".join(ended.stderr.split())

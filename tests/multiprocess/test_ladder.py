@@ -50,17 +50,6 @@ def assert_agree(rows: dict[tuple[str, str], dict[str, Any]], steps: int) -> Non
 
 
 @pytest.mark.slow
-def test_two_rungs_of_real_jobs(tmp_path: pathlib.Path) -> None:
-    rungs = ("host", REFERENCE)
-    options = (*SMALL, "--shape=2x1x1", "--parallel=data", f"--rungs={','.join(rungs)}")
-    rows = climb(tmp_path, *options)
-    assert [*rows] == [("data", rung) for rung in rungs]
-    assert_agree(rows, steps=6)
-    assert rows["data", "host"]["bytes_sent"]["process_vm"] > 0
-    assert not rows["data", REFERENCE]["bytes_sent"]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_whole_ladder_runs_in_its_time(tmp_path: pathlib.Path) -> None:
     start = time.monotonic()

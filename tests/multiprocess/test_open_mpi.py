@@ -59,14 +59,6 @@ def _contexts(*command: str) -> list[str]:
     return ["mpirun", *one, ":", *one]
 
 
-def test_environment_of_two_contexts_is_a_job_of_two_islands(tmp_path: pathlib.Path) -> None:
-    secret = str(training.make_secret(tmp_path))
-    text = _run(_contexts(sys.executable, "-m", "jaxhet.cli", "env"), JAXHET_JOB_SECRET_FILE=secret)
-    assert text.count("started by Open MPI") == 2
-    assert text.count("context0=1,context1=1") == 2
-    assert text.count("127.0.0.1:") == 2
-
-
 def test_contexts_are_islands_that_train_as_one_world(
     world: list[float], tmp_path: pathlib.Path
 ) -> None:

@@ -62,14 +62,11 @@ def test_one_step_over_both_components_trains_as_one_world(
     print(f"losses differ by {largest:.2g} at most")
 
 
-@pytest.mark.parametrize("groups", ["0,1", "apart"])
-def test_detected_islands_are_the_components(
-    groups: str, cluster: slurm.Slurm, tmp_path: pathlib.Path
+def test_detected_islands_of_steps_apart_are_the_components(
+    cluster: slurm.Slurm, tmp_path: pathlib.Path
 ) -> None:
     script = tmp_path / "job.sh"
-    steps = 'srun --het-group=0,1 "$@"\n'
-    if groups == "apart":
-        steps = 'srun --het-group=0 "$@"\nsrun --het-group=1 "$@"\n'
+    steps = 'srun --het-group=0 "$@"\nsrun --het-group=1 "$@"\n'
     script.write_text(_DIRECTIVES + steps)
     show = (
         "from jaxhet import _clusters; config, _ = _clusters.resolve();"

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import unlike_programs
-from two_islands import SET_UP, run_both
+from two_islands import run_both
 from unlike_programs import Program
 
 from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job, world_job
-from tests.support.scripts import job, run
 
 pytestmark = pytest.mark.early
 
@@ -259,73 +258,6 @@ def test_undeclared_differences_are_refused(
     _assert_refused(range(1000, 1000 + count), record_property)
 
 
-# --- scripts: one program each ---
-
-PSUM, PERMUTE = "psum", 'lambda v: jax.lax.ppermute(v, "x", [(0, 1), (1, 0)])'
-TIE = """
-row = np.full((mesh.size, 64), 0.5, np.float32)
-a = jax.make_array_from_callback(row.shape, NamedSharding(mesh, P("x")), lambda i: row[i])
-functions = [lambda v, k=k: jnp.sin(v) * k for k in (2, 3, 5, 7)]
-
-def unchanged(y): return y
-def sorted_again(y): return jnp.sort(jnp.flip(y, 1))  # rows of equal numbers
-def step(v):
-    y = same_values(1e-30 * jnp.sort(jnp.tanh(v)))
-    for k, f in enumerate(functions):
-        y = y + (k + 1.5) * jax.lax.ppermute(f(v), "x", [(0, 1), (1, 0)])
-    return y
-try:
-    got = jaxhet.block_until_ready(over_islands(step)(a))
-    print("got", round(float(np.asarray(got.addressable_data(0))[0, 0]), 4))
-except jaxhet.PlanMismatchError as e: print("caught:", e)
-"""
-TIES = """
-functions = [jnp.sin, jnp.cos, lambda a: jnp.exp(a) * 2, lambda a: a * a + 7,
-             lambda a: jnp.tanh(a) - 3, lambda a: a**5 + 100]
-def step(a):
-    y = jnp.zeros_like(a)
-    for k, f in enumerate(functions): y = y + (k + 1) * cross(f(a))
-    return y
-got = float(np.asarray(over_islands(step)(x * 0.5).addressable_data(0))[0, 0])
-want = sum((k + 1) * factor * float(f(np.float32(0.5))) for k, f in enumerate(functions))
-print("right" if abs(got - want) < 1e-3 else f"wrong: {got} is not {want}")
-"""
-
-
-def test_operation_beside_the_exchanges_that_differs_is_refused() -> None:
-    same_values = "same_values = lambda y: y if me == 0 else sorted_again(y)\n"
-    for ended in run_both(same_values + TIE):
-        assert "got" not in ended.text, ended.text
-        told = ended.text.split("caught:")[1]
-        assert "is the first that differs" in told
-        assert "name='_flip'" in told
-        assert "= rev " in told
-
-
-def test_operation_beside_the_exchanges_that_is_declared_is_right() -> None:
-    same_values = (
-        "same_values = lambda y: jaxhet.per_platform(unchanged, island1=sorted_again)(y)\n"
-    )
-    for ended in run_both(same_values + TIE):
-        assert "got 28.5258" in ended.text, ended.text
-
-
-@pytest.mark.parametrize(
-    ("cross", "factor", "flags"),
-    [
-        (PSUM, 2, "--xla_cpu_max_isa=AVX"),
-        (PERMUTE, 1, "--xla_disable_hlo_passes=algsimp"),
-    ],
-)
-def test_exchanges_of_one_line_with_other_flags_are_right(
-    flags: str, cross: str, factor: int
-) -> None:
-    one, other = job()
-    script = f"{SET_UP}cross, factor = ({cross}), {factor}\n{TIES}"
-    for ended in run(script, one, {**other, "XLA_FLAGS": flags}):
-        assert "right" in ended.text, ended.text
-
-
 # --- declared pieces ---
 
 PIECE = """
@@ -368,34 +300,15 @@ step, want = (lambda a: piece(a * 1)), mesh.size * (np.sin(1) * 2 + np.cos(1) * 
         assert "caught: " in ended.text, ended.text
 
 
-def test_declared_piece_may_leave_out_an_argument() -> None:
-    body = """
+# The last one may be refused, which ends the job: the exchange that one way does not need is used
+# elsewhere, too.
+_PIECES = {
+    "leaves out an argument": """
 def one(v, w): return v + jnp.sin(w) * 0
 def other(v, w): return v
 step, want = (lambda a: psum(piece(a * 3, a))), mesh.size * 3
-"""
-    for ended in run_both(body + PIECE):
-        assert "right" in ended.text, ended.text
-
-
-def test_declared_piece_that_leaves_out_the_result_of_an_exchange_is_right_or_refused() -> None:
-    """The exchange that one way does not need is used elsewhere, too."""
-    body = """
-def one(v): return jnp.sin(v) * 0 + 3
-def other(v): return jnp.full_like(v, 3)
-def step(a):
-    p = psum(a)
-    q = psum(piece(p) * a * 100)
-    return p + psum(jnp.sort(jnp.sort(a)) * 7) * 1.5 + q * 2.5 + psum(jnp.sort(a * 1.5)) * 11
-want = mesh.size * (1 + 7 * 1.5 + 300 * 2.5 + 1.5 * 11)
-"""
-    for ended in run_both(body + PIECE):
-        assert "wrong" not in ended.text, ended.text
-        assert "right" in ended.text or "caught: PlanMismatchError" in ended.text, ended.text
-
-
-def test_declared_piece_that_chooses_another_layout_is_right() -> None:
-    body = """
+""",
+    "chooses another layout": """
 def one(v): return jnp.cumsum(v, axis=1)
 def other(v):
     add = lambda carry, column: (carry + column, carry + column)
@@ -405,6 +318,25 @@ def step(a):
     v = jax.vmap(lambda u: piece(jnp.cos(u)))(rows)
     return jax.lax.psum_scatter(v, "x", scatter_dimension=1, tiled=True).sum(0)
 want = mesh.size * np.cumsum(np.cos(np.ones(6)) + np.cos(np.full(6, 0.5)))
-"""
-    for ended in run_both(body + PIECE):
-        assert "right" in ended.text, ended.text
+""",
+    "leaves out the result of an exchange": """
+def one(v): return jnp.sin(v) * 0 + 3
+def other(v): return jnp.full_like(v, 3)
+def step(a):
+    p = psum(a)
+    q = psum(piece(p) * a * 100)
+    return p + psum(jnp.sort(jnp.sort(a)) * 7) * 1.5 + q * 2.5 + psum(jnp.sort(a * 1.5)) * 11
+want = mesh.size * (1 + 7 * 1.5 + 300 * 2.5 + 1.5 * 11)
+""",
+}
+
+
+def test_declared_pieces_are_right_or_refused() -> None:
+    script = "".join(f"{body}print({name!r}, end=': ')\n{PIECE}" for name, body in _PIECES.items())
+    *firsts, last = _PIECES
+    for ended in run_both(script):
+        for name in firsts:
+            assert f"{name}: right" in ended.text, ended.text
+        told = ended.text.partition(f"{last}: ")[2]  # the log of the error comes before its words
+        assert "wrong" not in told, ended.text
+        assert "right" in told or "caught: PlanMismatchError" in told, ended.text
