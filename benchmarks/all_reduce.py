@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import collectives
 from benchmarks.tables import made_at
-from jaxhet import bench
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
@@ -111,7 +111,7 @@ def _row(
     system: str, shape: Shape, dtype: str, size: int, times: dict[tuple[str, str, int], list[float]]
 ) -> Row:
     n = shape.num_devices
-    measured = bench.timing("all_reduce", size, n, times[system, dtype, size])
+    measured = collectives.timing("all_reduce", size, n, times[system, dtype, size])
     return Row(
         system=system,
         processes=shape.num_processes,

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import collectives
 from benchmarks.all_reduce import SIZES, WORKER, iterations
 from benchmarks.tables import made_at
-from jaxhet import bench
 from jaxhet.testing import Shape, island_job
 
 MODES = ("off", "auth", "full")
@@ -51,7 +51,7 @@ def table(times: dict[tuple[str, int], list[float]]) -> Table:
     """A row for each number of bytes."""
     found = Table("bytes", "off µs", "busbw", "auth µs", "ratio", "full µs", "ratio")
     for size in sorted({size for _, size in times}):
-        of = {mode: bench.timing("all_reduce", size, 2, times[mode, size]) for mode in MODES}
+        of = {mode: collectives.timing("all_reduce", size, 2, times[mode, size]) for mode in MODES}
         cells = [f"{size:,}", f"{of['off'].p50_us:,.0f}", f"{of['off'].busbw_gb_s:.2f}"]
         for mode in MODES[1:]:
             cells += [f"{of[mode].p50_us:,.0f}", f"{of[mode].p50_us / of['off'].p50_us:.2f}"]

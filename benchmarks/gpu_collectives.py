@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks import gpu_jobs, tables
-from benchmarks.collectives import across_factor
-from jaxhet import bench
+from benchmarks.collectives import COLLECTIVES, Case, across_factor, parse_size, timing
 
 WORKER = pathlib.Path(__file__).with_name("gpu_collectives_worker.py")
 SIZES = "1K,16K,256K,1M,16M,64M,256M,1G"
@@ -70,14 +69,12 @@ class Row:
         return self.bar is not None and self.ratio is not None and self.ratio < self.bar
 
 
-def case_of(system: str, collective: str, num_bytes: int, dtype: str) -> bench.Case:
+def case_of(system: str, collective: str, num_bytes: int, dtype: str) -> Case:
     """The case that times a collective of a size on a system."""
     if num_bytes < LARGE_BYTES:
-        return bench.Case(collective, num_bytes, 0, dtype)
+        return Case(collective, num_bytes, 0, dtype)
     budget = _CHAIN_BYTES.get(system, _SLOW_CHAIN_BYTES)
-    return bench.Case(
-        collective, num_bytes, int(np.clip(budget // num_bytes, 2, _MAX_LINKS)), dtype
-    )
+    return Case(collective, num_bytes, int(np.clip(budget // num_bytes, 2, _MAX_LINKS)), dtype)
 
 
 class Benchmark:
@@ -139,7 +136,7 @@ class Benchmark:
             if (system, collective, size) in self._times
         ]
 
-    def _case(self, system: str, collective: str, size: int) -> bench.Case:
+    def _case(self, system: str, collective: str, size: int) -> Case:
         return case_of(system, collective, size, self._args.dtype)
 
     def _turn(self, system: str, collective: str, size: int) -> None:
@@ -155,7 +152,7 @@ class Benchmark:
 
     def _row(self, system: str, collective: str, size: int, copies: Mapping[str, float]) -> Row:
         seconds = self._times[system, collective, size]
-        times = bench.timing(collective, size, self._num_devices, seconds)
+        times = timing(collective, size, self._num_devices, seconds)
         across = times.algbw_gb_s * across_factor(collective, self._num_devices)
         reference, small, large = BARS.get(system, (system, None, None))
         bar = small if size < LARGE_BYTES else large
@@ -204,18 +201,18 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     gpu_jobs.add_options(parser, tuple(gpu_jobs.SYSTEMS), "2x1x1")
     parser.add_argument(
-        "--collectives", type=gpu_jobs.names_of(bench.COLLECTIVES), default=list(bench.COLLECTIVES)
+        "--collectives", type=gpu_jobs.names_of(COLLECTIVES), default=list(COLLECTIVES)
     )
     parser.add_argument(
         "--sizes",
-        type=lambda text: [bench.parse_size(part) for part in text.split(",")],
+        type=lambda text: [parse_size(part) for part in text.split(",")],
         default=SIZES,
         help="bytes of the larger buffer of a device",
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each case")
     parser.add_argument("--turn-s", type=float, default=0.03, help="seconds of calls in a turn")
-    parser.add_argument("--copy-bytes", type=bench.parse_size, default=COPY_BYTES)
+    parser.add_argument("--copy-bytes", type=parse_size, default=COPY_BYTES)
     return parser.parse_args()
 
 

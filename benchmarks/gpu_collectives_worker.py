@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks import collective_cases
+from benchmarks.collectives import Case
 from benchmarks.on_devices import facts
-from jaxhet import bench, testing
+from jaxhet import testing
 
 _COPIES = 5
 
 
-_prepared = functools.cache(bench.prepare)
+_prepared = functools.cache(collective_cases.prepare)
 
 
-def _failure(case: bench.Case) -> str:
+def _failure(case: Case) -> str:
     """Prepares a case; returns its problem, or nothing."""
     try:
         wrong = _prepared(case).num_wrong
@@ -27,7 +29,7 @@ def _failure(case: bench.Case) -> str:
     return f"{case}: {wrong} wrong numbers on local devices" if wrong else ""
 
 
-def _times(case: bench.Case, iterations: int) -> list[float]:
+def _times(case: Case, iterations: int) -> list[float]:
     """Seconds of each collective: of a call, or of a link of the chain."""
     # A single iteration is long: the first call's overhead is small beside it.
     return _prepared(case).times(iterations, warmup=int(iterations > 1))

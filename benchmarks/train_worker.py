@@ -18,10 +18,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from benchmarks import plain_llama
+from benchmarks import collective_cases, plain_llama
 from benchmarks.on_devices import facts, peak_bytes
 from benchmarks.training import PLAIN, Built, Program, Trace
-from jaxhet import bench, testing
+from jaxhet import testing
 from models.configs import CONFIGS
 from models.data import Batches
 from models.extras.ahead import wait_for_earlier
@@ -329,7 +329,8 @@ def _exchanges_alone(repeats: int) -> float:
         def send(x: jax.Array) -> jax.Array:
             return jax.lax.ppermute(x, "x", pairs)
 
-        return bench.chained([(send, operands[size]) for size, times in runs for _ in range(times)])
+        links = [(send, operands[size]) for size, times in runs for _ in range(times)]
+        return collective_cases.chained(links)
 
     mapped = jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
     program = jax.jit(mapped)

@@ -38,7 +38,6 @@ _PACKAGES = {
     "jaxhet/_doctor": ["python/inspect/test_doctor.py", "python/inspect/test_findings.py"],
     "jaxhet/_clusters": ["python/test_clusters.py"],
     "jaxhet/_gpu": ["python/test_gpus.py"],
-    "jaxhet/bench": ["multiprocess/test_bench.py"],
     "jaxhet": ["multiprocess/test_mismatch.py", "multiprocess/test_errors.py"],
 }  # fmt: skip
 _NUM_FILES = 8  # files of tests that name the module

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from jaxhet._errors import JaxhetError
-from jaxhet.cli import bench as _bench
 from jaxhet.cli import coordinator as _coordinator
 from jaxhet.cli import doctor as _doctor
 from jaxhet.cli import launch as _launch
@@ -133,10 +132,7 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
 
 
 _app.command(context_settings={"allow_interspersed_args": False})(_run.run)
-for _command in (
-    *(_coordinator.coordinator, _plan.plan, _doctor.doctor),
-    *(_bench.bench, _trace.trace),
-):
+for _command in (_coordinator.coordinator, _plan.plan, _doctor.doctor, _trace.trace):
     _app.command()(_command)
 
 

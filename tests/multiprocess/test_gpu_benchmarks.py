@@ -9,11 +9,12 @@ import subprocess
 import sys
 from typing import Any
 
+import jax
 import pytest
 
-from benchmarks import gpu_parity
+from benchmarks import collective_cases, gpu_parity
+from benchmarks.collectives import COLLECTIVES, Case, busbw_factor, timing
 from benchmarks.training import Built
-from jaxhet.bench import COLLECTIVES, busbw_factor, timing
 from models.extras.records import Replicas
 from tests.support.jobs import ROOT
 
@@ -119,3 +120,19 @@ def test_deterministic_kernels_need_equal_losses_and_parameters() -> None:
     for same_bits in (None, (0, 0), (8, 9)):
         assert dataclasses.replace(same, same_bits=same_bits).is_missed
     assert not dataclasses.replace(row, system=gpu_parity.FLOOR).is_missed
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_a_wrong_element_is_counted(
+    collective: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(collective, 400, 0, dtype)
+    assert collective_cases.prepare(case).num_wrong == 0
+    right = collective_cases._collective(case)
+
+    def spoilt(x: jax.Array) -> jax.Array:
+        return right(x).at[5].add(1).at[7].add(3)
+
+    monkeypatch.setattr(collective_cases, "_collective", lambda case: spoilt)
+    assert collective_cases.prepare(case).num_wrong == 2 * jax.device_count()

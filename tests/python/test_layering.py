@@ -80,7 +80,6 @@ _MAY_IMPORT = {
     "jaxhet/compiler/": ("jaxhet.compiler", "jaxhet._errors"),
     "jaxhet/cli/": (
         "jaxhet:public",
-        "jaxhet.bench",
         "jaxhet.cli",
         "jaxhet._auto",
         "jaxhet._clusters",
@@ -129,7 +128,7 @@ _ROOMS = (
     "_set_up",
     "_distributed",
     "_initialize",
-    "_auto _doctor _pretended bench testing",
+    "_auto _doctor _pretended testing",
     "cli",
 )
 

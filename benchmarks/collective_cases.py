@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxhet._mesh import make_mesh
-from jaxhet.bench.formulas import Case, num_elements
+import jaxhet
+from benchmarks.collectives import Case, num_elements
 
 # Operands repeat after this number of elements. Blocks begin at powers of two, not at multiples.
 _PERIOD = 7
@@ -64,11 +64,6 @@ def prepare(case: Case) -> Prepared:
     return Prepared(case, program, operands, sum(int(shard.data[0]) for shard in shards))
 
 
-def forget_operands() -> None:
-    """Frees the arrays that cases of one size share."""
-    _operand.cache_clear()
-
-
 def chained(links: Sequence[tuple[Callable[[jax.Array], jax.Array], jax.Array]]) -> jax.Array:
     """Runs functions in order, each on its operand; returns the last element of each result.
 
@@ -87,7 +82,7 @@ def chained(links: Sequence[tuple[Callable[[jax.Array], jax.Array], jax.Array]])
 
 @functools.cache
 def _mesh() -> jax.sharding.Mesh:
-    return make_mesh({"x": -1})
+    return jaxhet.make_mesh({"x": -1})
 
 
 def _mapped(body: Callable[..., Any], *in_specs: Any, out_specs: Any) -> Any:
