@@ -170,7 +170,7 @@ def _flag(text: str) -> bool:
 
 
 Transport = Literal["cuda_ipc", "hip_ipc", "host", "process_vm", "verbs", "socket"]
-# Best first, as in xla_plugin/transport/table.cc and xla_plugin/transport/device_channel_table.cc.
+# Best first, as in xla_plugin/transport/table.cc and transport/device_channel/device_channel.cc.
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 Codec = Literal["bf16", "mxfp8", "mxint8", "mxint4"]

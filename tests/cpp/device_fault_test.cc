@@ -567,13 +567,9 @@ TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
 }
 
 // A job that has failed.
-class FailedJob final : public JobView {
+class FailedJob final : public QuietJob {
  public:
   std::shared_ptr<const Error> failure() const override { return failure_; }
-  void Fail(const Error& /*error*/) override {}
-  void Lose(int /*peer_rank*/, std::string_view /*why*/) override {}
-  bool HasLeft(int /*rank*/) override { return false; }
-  RankFacts FactsOf(int /*rank*/, int64_t /*plan*/, int64_t /*index*/) override { return {}; }
 
  private:
   std::shared_ptr<const Error> failure_ =

@@ -29,6 +29,21 @@ inline constexpr int kChannelSockets = 2 * kLanes;
 // Transports of the channels between the test's devices. "pulled" is host, with operands that the
 // target's device can reach (not in a process of its own on GPUs).
 std::vector<std::string_view> TestedTransports();
+// A job in which nothing happens; a test overrides what it needs.
+class QuietJob : public JobView {
+ public:
+  std::shared_ptr<const Error> failure() const override { return nullptr; }
+  void Fail(const Error& /*error*/) override {}
+  void Lose(int /*peer_rank*/, std::string_view /*why*/) override {}
+  bool HasLeft(int /*rank*/) override { return false; }
+  void SendChannelMessage(int /*process*/, std::string /*body*/) override {}
+  std::vector<ChannelMessage> TakeChannelMessages(
+      const std::function<bool(const ChannelMessage&)>& /*want*/) override {
+    return {};
+  }
+  RankFacts FactsOf(int /*rank*/, int64_t /*plan*/, int64_t /*index*/) override { return {}; }
+};
+
 // Tests with a transport as parameter, and the transport's name in the name of such a test.
 class DeviceTransportsTest : public ::testing::TestWithParam<std::string_view> {};
 std::string NameOfParam(const ::testing::TestParamInfo<std::string_view>& info);

@@ -149,12 +149,6 @@ RECORDED(cuStreamQuery, (StreamHandle stream), stream)
 RECORDED(cuStreamSynchronize, (StreamHandle stream), stream)
 RECORDED(cuStreamWaitEvent, (StreamHandle stream, EventHandle event, unsigned flags), stream, event,
          flags)
-RECORDED(cuStreamWriteValue32_v2,
-         (StreamHandle stream, void* address, uint32_t value, unsigned flags), stream, address,
-         value, flags)
-RECORDED(cuStreamWaitValue32_v2,
-         (StreamHandle stream, void* address, uint32_t value, unsigned flags), stream, address,
-         value, flags)
 ENTRY int cuStreamBatchMemOp_v2(StreamHandle stream, unsigned count, const void* ops,
                                 unsigned flags) {
   std::ostringstream text;
@@ -284,11 +278,6 @@ ENTRY int hipIpcOpenMemHandle(void** memory, IpcHandleInfo handle, unsigned flag
 RECORDED(hipIpcCloseMemHandle, (void* memory), memory)
 ENTRY int hipMemGetAddressRange(void** base, size_t* num_bytes, void* address) {
   return GiveRange("hipMemGetAddressRange", base, num_bytes, address);
-}
-ENTRY int hipMemGetHandleForAddressRange(void* fd, void* address, size_t num_bytes, int type,
-                                         unsigned long long flags) {
-  return Give("hipMemGetHandleForAddressRange", static_cast<int*>(fd), -1, address, num_bytes, type,
-              flags);
 }
 
 // Functions of CUDA only.

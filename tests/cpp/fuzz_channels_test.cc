@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/device_world.h"
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
@@ -217,8 +218,30 @@ std::vector<std::string> SetUpSeeds() {
           SetUpStep({0, 0, 1}, {"socket", BytesOf(uint64_t{kSlotBytes})}) + good};
 }
 
+// A job whose messages about channels are the input. It fails when all were looked at.
+class ScriptedJob final : public QuietJob {
+ public:
+  explicit ScriptedJob(std::string_view input) : reader_(input) {}
+
+  std::shared_ptr<const Error> failure() const override {
+    return is_over_ ? std::make_shared<const Error>(ErrorCode::kPeer, "the end") : nullptr;
+  }
+  std::vector<ChannelMessage> TakeChannelMessages(
+      const std::function<bool(const ChannelMessage&)>& /*want*/) override {
+    is_over_ = reader_.empty();
+    std::vector<ChannelMessage> messages;
+    for (int i = 0; i < 32 && !reader_.empty(); ++i) {
+      messages.push_back({1, std::string(reader_.TakeSized())});
+    }
+    return messages;
+  }
+
+ private:
+  InputReader reader_;
+  bool is_over_ = false;
+};
+
 void SetUpWith(std::string_view input, const std::vector<std::string>& allowed) {
-  InputReader reader(input);
   const auto peer_of = [&](int rank) {
     return ChannelPeer{.rank = rank,
                        .process = rank,
@@ -231,29 +254,14 @@ void SetUpWith(std::string_view input, const std::vector<std::string>& allowed) 
   const std::array peers = {peer_of(0), peer_of(1)};
   std::vector<std::unique_ptr<DeviceRank>> ranks;
   ranks.push_back(std::make_unique<DeviceRank>(0, OpenHostDevice(), 0));
-  bool is_over = false;
-  const ChannelMail mail{.send = [](int /*process*/, std::span<const iovec> /*body*/) {},
-                         .receive =
-                             [&](const auto& /*want*/) {
-                               std::vector<ChannelMessage> messages;
-                               for (int i = 0; i < 32 && !reader.empty(); ++i) {
-                                 messages.push_back({1, std::string(reader.TakeSized())});
-                               }
-                               return messages;
-                             },
-                         .check =
-                             [&] {
-                               if (std::exchange(is_over, reader.empty()))
-                                 throw Error(ErrorCode::kPeer, "the end");
-                             },
-                         .has_left = [](int /*rank*/) { return false; }};
+  ScriptedJob job(input);
   verbs::Nics nics(NicOptions());
   const ChannelOptions options{.slot_bytes = kSlotBytes,
                                .pull_bytes = 1'000,
                                .operands = {},
                                .nics = &nics,
                                .path_timeout = std::chrono::seconds(1)};
-  SetUpChannels(peers, ranks, std::array{ChannelPair{0, 1}}, {}, options, mail,
+  SetUpChannels(peers, ranks, std::array{ChannelPair{0, 1}}, {}, options, job,
                 Clock::now() + std::chrono::seconds(5));
 }
 

@@ -28,7 +28,7 @@ Options SmallChunks() {
   return options;
 }
 
-std::string Framed(MessageType type, std::string_view body) {
+std::string Framed(uint32_t type, std::string_view body) {
   return BytesOf(MessageInfo{kMessageMagic, type, body.size()}).append(body);
 }
 
@@ -110,8 +110,7 @@ void Introduce(std::string_view input) {
   WriteSome(peer_control, reader.TakeSized());
   shutdown(peer_control.get(), SHUT_WR);
   ProgressEngine progress(0, 2, SmallChunks());
-  progress.AddPeer(PeerOf(std::move(control), std::move(data)));
-  progress.Connect(Clock::now() + kLong);
+  JoinPeer(progress, PeerOf(std::move(control), std::move(data)));
 }
 
 [[maybe_unused]] const bool added_hello =
@@ -136,7 +135,7 @@ constexpr std::byte kHole{0xEE};
 // Kind of the next step in the input.
 enum class Step : uint8_t { kMessage, kBytes, kOwnStart, kChunk, kPass, kStart, kCount };
 
-std::string MessageStep(MessageType type, std::string_view body) {
+std::string MessageStep(uint32_t type, std::string_view body) {
   return BytesOf(Step::kMessage).append(BytesOf(static_cast<uint8_t>(type))).append(Sized(body));
 }
 std::string PlanStep(int64_t plan, std::string_view text) {
@@ -275,11 +274,10 @@ class Job {
     auto [data, peer_data] = UnixPair();
     control_ = std::move(peer_control);
     data_ = std::move(peer_data);
-    progress_.AddPeer(PeerOf(std::move(control), std::move(data)));
     WriteSome(control_, Framed(MessageType::kHello, HelloBody({"socket", "ok", ""})));
     WriteSome(control_, Framed(MessageType::kHelloReply,
                                PackStrings(std::vector<std::string>{"socket", "ok", ""})));
-    progress_.Connect(Clock::now() + kLong);
+    pollables_ = JoinPeer(progress_, PeerOf(std::move(control), std::move(data)));
     if (knows_ranks) progress_.SetRanks(RanksOf({}));
     progress_.AddPlan(kPlan, PlanText(8), "");
   }
@@ -287,7 +285,7 @@ class Job {
   void Play(InputReader& input) {
     switch (static_cast<Step>(input.Take<uint8_t>() % static_cast<uint8_t>(Step::kCount))) {
       case Step::kMessage: {
-        const auto type = static_cast<MessageType>(input.Take<uint8_t>());
+        const uint32_t type = input.Take<uint8_t>();
         return WriteSome(control_, Framed(type, input.TakeSized()));
       }
       case Step::kBytes:
@@ -310,7 +308,7 @@ class Job {
 
   void Pass() {
     for (int i = 0; i < 3; ++i) {
-      for (Pollable* const pollable : progress_.Pollables()) pollable->OnEvents(EPOLLIN | EPOLLOUT);
+      for (Pollable* const pollable : pollables_) pollable->OnEvents(EPOLLIN | EPOLLOUT);
       progress_.Pass();
       Drain(control_);
       Drain(data_);
@@ -352,6 +350,7 @@ class Job {
   Fd control_;
   Fd data_;
   ProgressEngine progress_{0, 2, SmallChunks()};
+  std::set<Pollable*> pollables_;
 };
 
 // Returns the number of exchanges that have succeeded.

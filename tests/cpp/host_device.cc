@@ -330,19 +330,20 @@ class HostDevice final : public Device {
       cache.fills.emplace_back(fill);
     });
   }
-  void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
-    ++num_calls;
-    StreamOf(stream).Add([word = static_cast<uint32_t*>(address), value] {
-      std::atomic_ref(*word).store(value, std::memory_order_release);
-      WakeWaiters(word);
-    });
-  }
-  void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
-    ++num_calls;
+  void Values(StreamHandle stream, std::span<const StreamValue> values) override {
+    num_calls += values.size();
     HostStream& host_stream = StreamOf(stream);
-    host_stream.Add([&host_stream, word = static_cast<uint32_t*>(address), value] {
-      host_stream.Await(word, value);
-    });
+    for (const auto& [kind, address, value] : values) {
+      auto* const word = static_cast<uint32_t*>(address);
+      if (kind == StreamValue::Kind::kWait) {
+        host_stream.Add([&host_stream, word, value] { host_stream.Await(word, value); });
+        continue;
+      }
+      host_stream.Add([word, value] {
+        std::atomic_ref(*word).store(value, std::memory_order_release);
+        WakeWaiters(word);
+      });
+    }
   }
 
   bool IsIdle(StreamHandle stream) override {

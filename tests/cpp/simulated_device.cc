@@ -158,14 +158,6 @@ void SimulatedDevice::Fill(StreamHandle stream, void* to, std::byte value, size_
       }});
 }
 
-void SimulatedDevice::WriteValue(StreamHandle stream, void* address, uint32_t value) {
-  Values(stream, {{{StreamValue::Kind::kWrite, address, value}}});
-}
-
-void SimulatedDevice::WaitValue(StreamHandle stream, void* address, uint32_t value) {
-  Values(stream, {{{StreamValue::Kind::kWait, address, value}}});
-}
-
 void SimulatedDevice::Values(StreamHandle stream, std::span<const StreamValue> values) {
   std::vector<Simulation::Work> work;
   std::ranges::transform(values, std::back_inserter(work), WorkOf);

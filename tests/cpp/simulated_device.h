@@ -66,8 +66,6 @@ class SimulatedDevice final : public Device {
   void WaitEvent(StreamHandle stream, EventHandle event) override;
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override;
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override;
-  void WriteValue(StreamHandle stream, void* address, uint32_t value) override;
-  void WaitValue(StreamHandle stream, void* address, uint32_t value) override;
   void Values(StreamHandle stream, std::span<const StreamValue> values) override;
 
   bool IsIdle(StreamHandle stream) override;

@@ -157,6 +157,13 @@ std::string PlanText(int num_lines, std::string_view changed_line) {
   return text;
 }
 
+std::set<Pollable*> JoinPeer(ProgressEngine& progress, PeerSpec spec) {
+  Newcomers newcomers;
+  progress.Invite(std::move(spec), newcomers);
+  Negotiate(progress.peers().roster().process(), newcomers.introductions, Clock::now() + kLong);
+  return progress.Admit(newcomers);
+}
+
 void SetUpEngine(Engine& engine, const WorldOptions& options) {
   engine.Connect(kLong);
   engine.SetRanks(RanksOf(options));

@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -60,6 +61,8 @@ inline constexpr std::chrono::milliseconds kLong{20'000};
 // The plan that the worlds register: lines "line 0<TAB>op 0" and so on.
 inline constexpr int64_t kPlan = 7;
 std::string PlanText(int num_lines, std::string_view changed_line = {});
+// Joins the peer of an engine that has no thread, of process 0; returns the objects to poll.
+std::set<Pollable*> JoinPeer(ProgressEngine& progress, PeerSpec spec);
 // Connects an engine and names its ranks and plan; World does so with each.
 void SetUpEngine(Engine& engine, const WorldOptions& options);
 

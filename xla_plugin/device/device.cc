@@ -16,14 +16,4 @@ std::optional<uint64_t> AddressRange::OffsetOf(std::span<const std::byte> bytes)
   return address - begin;
 }
 
-void Device::Values(StreamHandle stream, std::span<const StreamValue> values) {
-  for (const auto& [kind, address, value] : values) {
-    if (kind == StreamValue::Kind::kWrite) {
-      WriteValue(stream, address, value);
-    } else {
-      WaitValue(stream, address, value);
-    }
-  }
-}
-
 }  // namespace jaxhet

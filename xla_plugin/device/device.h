@@ -58,9 +58,13 @@ struct IpcHandleInfo {
   std::array<std::byte, 64> bytes;
 };
 
-// Operation of a stream on a word of memory; see WriteValue() and WaitValue().
+// Operation of a stream on a word of memory, whose address is aligned to 4. Values are below 2^31:
+// CUDA compares cyclically, HIP does not.
 struct StreamValue {
-  enum class Kind { kWrite, kWait };
+  enum class Kind {
+    kWrite,  // all earlier work of the stream is visible to whoever sees the value
+    kWait,   // until the word is at least `value`
+  };
 
   Kind kind;
   void* address;
@@ -147,13 +151,16 @@ class Device {
   // Between any two of: this device's memory, a peer's, pinned memory.
   virtual void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) = 0;
   virtual void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) = 0;
-  // The address is aligned to 4. All earlier work of the stream is visible to whoever sees it.
-  virtual void WriteValue(StreamHandle stream, void* address, uint32_t value) = 0;
-  // Until the word at `address` is at least `value`. Both below 2^31: CUDA compares cyclically, HIP
-  // does not. Later work of the stream sees what was visible when the word was written.
-  virtual void WaitValue(StreamHandle stream, void* address, uint32_t value) = 0;
-  // One after the other, in less time than one by one where the driver has a call for it.
-  virtual void Values(StreamHandle stream, std::span<const StreamValue> values);
+  // Operations on words, one after the other. Later work of the stream sees what was visible when
+  // the words that it waited for were written.
+  virtual void Values(StreamHandle stream, std::span<const StreamValue> values) = 0;
+  // The same for one word.
+  void WriteValue(StreamHandle stream, void* address, uint32_t value) {
+    Values(stream, {{{StreamValue::Kind::kWrite, address, value}}});
+  }
+  void WaitValue(StreamHandle stream, void* address, uint32_t value) {
+    Values(stream, {{{StreamValue::Kind::kWait, address, value}}});
+  }
 
   // False while work is left. Throws if the work failed.
   virtual bool IsIdle(StreamHandle stream) = 0;

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -157,27 +158,12 @@ class Gpu final : public Device {
     if (num_bytes == 0) return;
     context_.Call(api().memset_async, to, std::to_integer<unsigned char>(value), num_bytes, stream);
   }
-  void WriteValue(StreamHandle stream, void* address, uint32_t value) override {
-    context_.Call(api().stream_write_value, stream, address, value, 0U);
-  }
-  void WaitValue(StreamHandle stream, void* address, uint32_t value) override {
-    WaitAtLeast(stream, address, value);
-    Acquire(stream);
-  }
   void Values(StreamHandle stream, std::span<const StreamValue> values) override {
-    if constexpr (requires { api().Values(stream, values); }) {
-      context_.Run([&](const Api& api) { return api.Values(stream, values); });
-    } else {
-      bool has_waited = false;
-      for (const auto& [kind, address, value] : values) {
-        if (kind == StreamValue::Kind::kWrite) {
-          WriteValue(stream, address, value);
-        } else {
-          WaitAtLeast(stream, address, value);
-          has_waited = true;
-        }
-      }
-      if (has_waited) Acquire(stream);
+    context_.Run([&](const Api& api) { return api.Values(stream, values); });
+    if constexpr (!Api::kWaitsAcquire) {
+      const bool has_waited =
+          std::ranges::count(values, StreamValue::Kind::kWait, &StreamValue::kind) > 0;
+      if (has_waited) Record(fence_.get(), stream);
     }
   }
 
@@ -234,18 +220,9 @@ class Gpu final : public Device {
  private:
   const Api& api() const { return context_.api(); }
 
-  void WaitAtLeast(StreamHandle stream, void* address, uint32_t value) {
-    context_.Run([&](const Api& api) {
-      return std::pair(api.stream_wait_value.name(), api.WaitAtLeast(stream, address, value));
-    });
-  }
-  // Has later work of the stream see what others wrote before the words that it waited for.
-  void Acquire(StreamHandle stream) {
-    if constexpr (!Api::kWaitsAcquire) Record(fence_.get(), stream);
-  }
-
   const GpuContext<Api> context_;
-  // Recording it is a barrier that empties the device's caches. Nothing waits for the event.
+  // Recording it is a barrier that empties the device's caches, so that later work of the stream
+  // sees what others wrote before the words that it waited for. Nothing waits for the event.
   Event fence_ = Api::kWaitsAcquire ? Event{} : CreateEvent();
 };
 

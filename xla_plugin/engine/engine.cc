@@ -29,6 +29,10 @@ Engine::Engine(int process, int num_processes, const Options& options)
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       options_(options) {
   if (!epoll_ || !wake_) ThrowErrno("epoll_create1, eventfd");
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
+  inherited_fds_ = {epoll_.get(), wake_.get()};
+  inherited_fds_.reserve(kReservedFds);  // a fork may meet an addition
 }
 
 Engine::~Engine() { Close(milliseconds(0)); }
@@ -44,23 +48,45 @@ void Engine::ThrowClosed() { Throw(ErrorCode::kUsage, "jaxhet is shut down in th
 
 void Engine::AddPeer(PeerSpec spec) {
   CheckUsable();
-  progress_->AddPeer(std::move(spec));
+  specs_.push_back(std::move(spec));
 }
 
 void Engine::Connect(milliseconds timeout) {
   CheckUsable();
+  const Time deadline = Clock::now() + timeout;
   try {
-    progress_->Connect(Clock::now() + timeout);
-  } catch (const Error&) {
-    Publish();
-    throw;
+    // A peer that is not done with the others yet is silent for as long as that may take.
+    Join(std::exchange(specs_, {}), deadline, deadline);
+  } catch (const Error& error) {
+    Fail(error);
+    throw Error(*failure());
   }
-  epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) ThrowErrno("epoll_ctl");
-  inherited_fds_ = {epoll_.get(), wake_.get()};
-  inherited_fds_.reserve(kReservedFds);  // a fork may meet an addition
-  for (Pollable* const pollable : progress_->Pollables()) Poll(pollable);
   progress_thread_ = StartThread("jaxhet", [this] { Progress(); });
+}
+
+void Engine::JoinPeer(PeerSpec spec, milliseconds timeout) {
+  CheckUsable();
+  std::vector<PeerSpec> specs;
+  specs.push_back(std::move(spec));
+  Join(std::move(specs), Clock::now() + timeout, /*silent_until=*/{});
+}
+
+void Engine::Join(std::vector<PeerSpec> specs, Time deadline, Time silent_until) {
+  const auto newcomers = std::make_shared<Newcomers>();
+  {
+    const std::lock_guard lock(monitor_);
+    if (!progress_) ThrowClosed();
+    for (PeerSpec& spec : specs) progress_->Invite(std::move(spec), *newcomers);
+    newcomers->engine = progress_;
+  }
+  Negotiate(process_, newcomers->introductions, deadline);
+  Complete(Submit([this, newcomers, silent_until](ProgressEngine& progress) {
+    try {
+      for (Pollable* const pollable : progress.Admit(*newcomers, silent_until)) Poll(pollable);
+    } catch (const Error& error) {
+      progress.Fail(error);
+    }
+  }));
 }
 
 void Engine::Poll(Pollable* pollable) {
@@ -70,28 +96,6 @@ void Engine::Poll(Pollable* pollable) {
   } else if (errno != EEXIST) {  // connections may share one
     ThrowErrno("epoll_ctl");
   }
-}
-
-void Engine::JoinPeer(PeerSpec spec, milliseconds timeout) {
-  CheckUsable();
-  const Time deadline = Clock::now() + timeout;
-  const auto newcomer = std::make_shared<Newcomer>();
-  int process = 0;
-  {
-    const std::lock_guard lock(monitor_);
-    if (!progress_) ThrowClosed();
-    progress_->Invite(std::move(spec), *newcomer);
-    newcomer->engine = progress_;
-    process = progress_->peers().roster().process();
-  }
-  newcomer->Introduce(process, deadline);
-  Complete(Submit([this, newcomer](ProgressEngine& progress) {
-    try {
-      for (Pollable* const pollable : progress.Admit(*newcomer)) Poll(pollable);
-    } catch (const Error& error) {
-      progress.Fail(error);
-    }
-  }));
 }
 
 void Engine::SetRanks(std::vector<RankInfo> ranks) {

@@ -57,7 +57,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Set-up, by one thread: peers first, then Connect, which starts the progress thread.
+  // Set-up, by one thread: peers first, then Connect, which joins them and starts the progress
+  // thread.
   void AddPeer(PeerSpec spec);
   void Connect(std::chrono::milliseconds timeout);
   // After Connect, by any thread: connects one more peer, which does the same. Throws what keeps
@@ -97,6 +98,9 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void Fail(const Error& error) override;
   void Lose(int peer_rank, std::string_view why) override;
   bool HasLeft(int rank) override;
+  void SendChannelMessage(int process, std::string body) override;
+  std::vector<ChannelMessage> TakeChannelMessages(
+      const std::function<bool(const ChannelMessage&)>& want) override;
   // The first cause, or null.
   std::shared_ptr<const Error> failure() const override;
   RankFacts FactsOf(int rank, int64_t plan, int64_t index) override;
@@ -124,6 +128,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   }
 
  private:
+  void Join(std::vector<PeerSpec> specs, Time deadline, Time silent_until);
   void StartExchange(ExchangeRequest request);
   void LogUnfinished();
 
@@ -153,6 +158,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
 
   const pid_t pid_;
   const int process_;
+  std::vector<PeerSpec> specs_;               // until Connect()
   std::shared_ptr<ProgressEngine> progress_;  // under monitor_; null after Close()
   mutable std::mutex monitor_;
   HostHandles handles_;

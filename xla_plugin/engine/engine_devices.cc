@@ -118,30 +118,20 @@ void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
     }
     return found;
   });
-  const ChannelMail mail{
-      .send =
-          [this](int process, std::span<const iovec> body) {
-            std::string text;
-            for (const iovec& entry : body) {
-              text.append(static_cast<const char*>(entry.iov_base), entry.iov_len);
-            }
-            Complete(Submit([process, text = std::move(text)](ProgressEngine& progress) {
-              const iovec whole = ToIovec(text.data(), text.size());
-              progress.SendChannelMessage(process, {&whole, 1});
-            }));
-          },
-      .receive =
-          [this](const auto& want) {
-            const std::lock_guard lock(monitor_);
-            if (!progress_) ThrowClosed();
-            return progress_->TakeChannelMessages(want);
-          },
-      .check =
-          [this] {
-            if (const auto cause = failure()) throw Error(*cause);
-          },
-      .has_left = [this](int rank) { return HasLeft(rank); }};
-  SetUpChannels(peers, ranks, pairs, sockets, options, mail, deadline);
+  SetUpChannels(peers, ranks, pairs, sockets, options, *this, deadline);
+}
+
+void Engine::SendChannelMessage(int process, std::string body) {
+  Complete(Submit([process, body = std::move(body)](ProgressEngine& progress) {
+    progress.SendChannelMessage(process, body);
+  }));
+}
+
+std::vector<ChannelMessage> Engine::TakeChannelMessages(
+    const std::function<bool(const ChannelMessage&)>& want) {
+  const std::lock_guard lock(monitor_);
+  if (!progress_) ThrowClosed();
+  return progress_->TakeChannelMessages(want);
 }
 
 void Engine::CloseDevices(milliseconds timeout) {

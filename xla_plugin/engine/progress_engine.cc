@@ -63,40 +63,15 @@ void ProgressEngine::Attributed(const Peer& peer, Function function) {
   AttributeTo(peer.process, [&] { return ContextOf(peer.process); }, function);
 }
 
-void ProgressEngine::Connect(Time deadline) {
-  agenda_.now = Clock::now();
-  try {
-    peers_.Introduce(deadline, [&](const Error& error) { Fail(error); });
-  } catch (const Error&) {
-    throw Error(*failure_);
-  }
-  agenda_.now = Clock::now();
-  next_heartbeat_ = agenda_.next_timer = agenda_.now;
-  // A peer that is not done with the others yet is silent for as long as that may take.
-  for (auto& [process, peer] : peers_.all()) peer.last_heard = std::max(agenda_.now, deadline);
+void ProgressEngine::Invite(PeerSpec spec, Newcomers& newcomers) {
+  newcomers.introductions.push_back(peers_.Make(std::move(spec), newcomers.peers));
 }
 
-std::set<Pollable*> ProgressEngine::Pollables() {
-  std::set<Pollable*> pollables;
-  for (auto& [process, peer] : peers_.all()) pollables.merge(peer.Pollables());
-  return pollables;
-}
-
-void Newcomer::Introduce(int own_process, Time deadline) {
-  Negotiate(own_process, introduction, deadline, [&](const Error& error) {
-    for (auto& [process, joining] : peer) joining.SayFailure(error, own_process);
-  });
-}
-
-void ProgressEngine::Invite(PeerSpec spec, Newcomer& newcomer) {
-  newcomer.introduction.push_back(peers_.Make(std::move(spec), newcomer.peer));
-}
-
-std::set<Pollable*> ProgressEngine::Admit(Newcomer& newcomer) {
+std::set<Pollable*> ProgressEngine::Admit(Newcomers& newcomers, Time silent_until) {
   std::set<Pollable*> pollables;
   agenda_.now = Clock::now();
-  for (auto& [process, peer] : newcomer.peer) {
-    peer.last_heard = agenda_.now;
+  for (auto& [process, peer] : newcomers.peers) {
+    peer.last_heard = std::max(agenda_.now, silent_until);
     pollables.merge(peer.Pollables());
     if (failure_) {
       SayEnd(peer);
@@ -104,7 +79,7 @@ std::set<Pollable*> ProgressEngine::Admit(Newcomer& newcomer) {
       for (const auto& [plan, text] : peers_.plans().all()) peers_.SendPlan(peer, plan);
     }
   }
-  peers_.Merge(newcomer.peer);
+  peers_.Merge(newcomers.peers);
   agenda_.has_work = true;
   return pollables;
 }
@@ -148,7 +123,7 @@ void ProgressEngine::PublishPlan(int64_t plan) {
   for (auto& [process, peer] : peers_.all()) peers_.SendPlan(peer, plan);
 }
 
-void ProgressEngine::SendChannelMessage(int process, std::span<const iovec> body) {
+void ProgressEngine::SendChannelMessage(int process, std::string_view body) {
   if (!failure_) peers_.all().at(process).channel.Send(MessageType::kDeviceChannel, body);
 }
 
@@ -196,6 +171,8 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
     case MessageType::kHello:
     case MessageType::kHelloReply:
       Throw(ErrorCode::kTransport, "it introduced itself twice");
+    default:
+      Throw(ErrorCode::kTransport, "it sent a message of the unknown type ", message.type);
   }
 }
 

@@ -24,19 +24,16 @@ namespace jaxhet {
 
 class ProgressEngine;
 
-// A peer on its way into a running engine.
-struct Newcomer {
-  std::shared_ptr<ProgressEngine> engine;  // which the peer refers to
-  std::map<int, Peer> peer;                // one, where Admit() finds it
-  std::vector<Introduction> introduction;  // one
-
-  // Blocks until `deadline`; throws as Negotiate() does. The peer learns why it failed.
-  void Introduce(int own_process, Time deadline);
+// Peers on their way into an engine.
+struct Newcomers {
+  std::shared_ptr<ProgressEngine> engine;  // which the peers refer to
+  std::map<int, Peer> peers;               // until Admit()
+  std::vector<Introduction> introductions;
 };
 
 // The engine without its threads: starts, messages and time go in; messages, bytes and completions
-// come out. It has no locks and never blocks (but for Connect), and all of it is called by one
-// thread at a time. The first error of any part fails all of it, here and, by gossip, everywhere.
+// come out. It has no locks and never blocks, and all of it is called by one thread at a time. The
+// first error of any part fails all of it, here and, by gossip, everywhere.
 //
 // An exchange between two ranks: each side sends kStart to the other when its program comes to it.
 // Few bytes travel with it (eager). More begin to move when both starts have met, and end in the
@@ -48,16 +45,11 @@ class ProgressEngine : private PeerEvents {
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
 
-  // Set-up, in this order.
-  void AddPeer(PeerSpec spec) { peers_.Add(std::move(spec)); }
-  void Connect(Time deadline);
-  std::set<Pollable*> Pollables();
-
-  // A peer that joins a running engine: Invite() it, let it and us agree on a transport
-  // (Newcomer::Introduce), which is done outside of the engine by any thread, and Admit() it.
-  void Invite(PeerSpec spec, Newcomer& newcomer);
-  // Returns what there is to poll.
-  std::set<Pollable*> Admit(Newcomer& newcomer);
+  // Peers join in three steps: Invite() each, Negotiate() with all, which any thread may do outside
+  // of the engine, and Admit() them.
+  void Invite(PeerSpec spec, Newcomers& newcomers);
+  // The peers may be silent until then. Returns the objects to poll.
+  std::set<Pollable*> Admit(Newcomers& newcomers, Time silent_until = {});
 
   // Commands. An Error inside fails the engine; none is thrown.
   void SetRanks(std::vector<RankInfo> ranks);
@@ -68,7 +60,7 @@ class ProgressEngine : private PeerEvents {
   // Peers that join later get it from Admit().
   void PublishPlan(int64_t plan);
   // A message about a channel; it arrives in that process's TakeChannelMessages().
-  void SendChannelMessage(int process, std::span<const iovec> body);
+  void SendChannelMessage(int process, std::string_view body);
   std::vector<ChannelMessage> TakeChannelMessages(
       const std::function<bool(const ChannelMessage&)>& want);
   void Start(ExchangeRequest request, int64_t id);

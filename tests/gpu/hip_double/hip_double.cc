@@ -97,6 +97,12 @@ int OnDevice(const Function<int(Parameters...)>& function, Arguments... argument
   return Return(ready == kGpuSuccess ? function(arguments...) : ready);
 }
 
+int SetValue(StreamHandle stream, StreamValue::Kind kind, void* address, uint32_t value) {
+  const std::array<StreamValue, 1> one = {{{kind, address, value}}};
+  const int ready = UseDevice();
+  return Return(ready == kGpuSuccess ? Cuda().Values(stream, one).second : ready);
+}
+
 const char* TextOf(const Function<int(int, const char**)>& function, int result) {
   const char* text = nullptr;
   return function(result, &text) == kGpuSuccess ? text : "unknown to CUDA";
@@ -246,16 +252,16 @@ ENTRY(stream_wait_event, int, hipStreamWaitEvent, StreamHandle stream, EventHand
 }
 
 ENTRY(stream_write_value, int, hipStreamWriteValue32, StreamHandle stream, void* address,
-      uint32_t value, unsigned flags) {
+      uint32_t value, unsigned /*flags*/) {
   COUNT(hipStreamWriteValue32);
-  return OnDevice(Cuda().stream_write_value, stream, address, value, flags);
+  return SetValue(stream, StreamValue::Kind::kWrite, address, value);
 }
 
 ENTRY(stream_wait_value, int, hipStreamWaitValue32, StreamHandle stream, void* address,
       uint32_t value, unsigned flags, uint32_t mask) {
   COUNT(hipStreamWaitValue32);
   if (flags != HipApi::kWaitAtLeast || mask != HipApi::kWaitMask) return Return(kGpuNotSupported);
-  return OnDevice(Cuda().stream_wait_value, stream, address, value, CudaApi::kWaitAtLeast);
+  return SetValue(stream, StreamValue::Kind::kWait, address, value);
 }
 
 ENTRY(event_create, int, hipEventCreateWithFlags, EventHandle* event, unsigned flags) {
@@ -344,11 +350,11 @@ ENTRY(get_address_range, int, hipMemGetAddressRange, void** base, size_t* num_by
   return OnDevice(Cuda().get_address_range, base, num_bytes, address);
 }
 
-ENTRY(get_handle_for_address_range, int, hipMemGetHandleForAddressRange, void* fd, void* address,
-      size_t num_bytes, int type, unsigned long long flags) {
-  COUNT(hipMemGetHandleForAddressRange);
-  if (type != HipApi::kDmaBufFd || flags != 0) return Return(kGpuInvalidValue);
-  return OnDevice(Cuda().get_handle_for_address_range, fd, address, num_bytes, CudaApi::kDmaBufFd,
-                  flags);
+ENTRY(hsa_export_dmabuf, int, hsa_amd_portable_export_dmabuf, const void* address, size_t num_bytes,
+      int* fd, uint64_t* offset) {
+  COUNT(hsa_amd_portable_export_dmabuf);
+  *offset = 0;
+  return OnDevice(Cuda().get_handle_for_address_range, static_cast<void*>(fd),
+                  const_cast<void*>(address), num_bytes, CudaApi::kDmaBufFd, 0ULL);
 }
 // NOLINTEND(readability-identifier-naming,misc-use-internal-linkage)

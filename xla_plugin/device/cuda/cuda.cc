@@ -55,10 +55,6 @@ int CudaApi::Copy(void* to, const void* from, size_t num_bytes, StreamHandle str
   return memcpy_async(to, from, num_bytes, stream);
 }
 
-int CudaApi::WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const {
-  return stream_wait_value(stream, address, value, kWaitAtLeast);
-}
-
 std::pair<const char*, int> CudaApi::Values(StreamHandle stream,
                                             std::span<const StreamValue> values) const {
   int result = kGpuSuccess;

@@ -71,11 +71,6 @@ struct CudaApi {
   Function<int(StreamHandle)> stream_synchronize{library, "cuStreamSynchronize"};
   Function<int(StreamHandle, EventHandle, unsigned)> stream_wait_event{library,
                                                                        "cuStreamWaitEvent"};
-  Function<int(StreamHandle, void*, uint32_t, unsigned)> stream_write_value{
-      library, "cuStreamWriteValue32_v2"};
-  Function<int(StreamHandle, void*, uint32_t, unsigned)> stream_wait_value{
-      library, "cuStreamWaitValue32_v2"};
-
   Function<int(StreamHandle, unsigned, const void*, unsigned)> stream_batch_mem_op{
       library, "cuStreamBatchMemOp_v2"};
 
@@ -131,7 +126,6 @@ struct CudaApi {
   int DestroyStream(StreamHandle stream) const { return stream_destroy(stream); }
   int Allocate(void** memory, size_t num_bytes) const { return malloc(memory, num_bytes); }
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
-  int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
   // The following functions return the name of the last call and its result.
   std::pair<const char*, int> Values(StreamHandle stream,
                                      std::span<const StreamValue> values) const;

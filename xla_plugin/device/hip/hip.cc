@@ -37,19 +37,20 @@ int HipApi::Copy(void* to, const void* from, size_t num_bytes, StreamHandle stre
   return memcpy_async(to, from, num_bytes, kCopyDefault, stream);
 }
 
-int HipApi::WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const {
-  return stream_wait_value(stream, address, value, kWaitAtLeast, kWaitMask);
+std::pair<const char*, int> HipApi::Values(StreamHandle stream,
+                                           std::span<const StreamValue> values) const {
+  for (const auto& [kind, address, value] : values) {
+    const bool is_wait = kind == StreamValue::Kind::kWait;
+    const int result = is_wait ? stream_wait_value(stream, address, value, kWaitAtLeast, kWaitMask)
+                               : stream_write_value(stream, address, value, 0);
+    if (result == kGpuSuccess) continue;
+    return {is_wait ? stream_wait_value.name() : stream_write_value.name(), result};
+  }
+  return {stream_write_value.name(), kGpuSuccess};
 }
 
 std::pair<const char*, int> HipApi::ExportDmaBuf(void* address, size_t num_bytes, int* fd,
                                                  uint64_t* offset) const {
-  if (get_handle_for_address_range) {
-    const int result = get_handle_for_address_range(fd, address, num_bytes, kDmaBufFd, 0);
-    if (result == kGpuSuccess || !hsa_export_dmabuf) {
-      return {get_handle_for_address_range.name(), result};
-    }
-    ClearLastError();
-  }
   if (!hsa_export_dmabuf) return {hsa_export_dmabuf.name(), kGpuNotSupported};
   // HSA numbers its results in another way; which one it was helps nobody.
   const bool exported = hsa_export_dmabuf(address, num_bytes, fd, offset) == 0;

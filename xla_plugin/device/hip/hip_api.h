@@ -34,7 +34,6 @@ struct HipApi {
   static constexpr unsigned kWaitAtLeast = 0x0;           // hipStreamWaitValueGte
   static constexpr uint32_t kWaitMask = 0xFFFFFFFF;       // all bits of the word
   static constexpr int kCopyDefault = 4;                  // hipMemcpyDefault
-  static constexpr int kDmaBufFd = 1;                     // hipMemRangeHandleTypeDmaBufFd (7)
   static constexpr int kStreamValues = 10013;             // hipDeviceAttributeCanUseStreamWaitValue
   static constexpr int kDmaBufSupported = 93;             // hipDeviceAttributeDmaBufSupported (7)
   static constexpr int kGpuDirectRdma = 10011;            // hipDeviceAttributeIsLargeBar
@@ -91,10 +90,7 @@ struct HipApi {
   Function<int(void*)> ipc_close{library, "hipIpcCloseMemHandle"};
   Function<int(void**, size_t*, void*)> get_address_range{library, "hipMemGetAddressRange"};
 
-  using ExportRange = Function<int(void*, void*, size_t, int, unsigned long long)>;
   using ExportPortable = Function<int(const void*, size_t, int*, uint64_t*)>;
-  ExportRange get_handle_for_address_range{library, "hipMemGetHandleForAddressRange",
-                                           ExportRange::kOptional};
   // Function of the HSA runtime, which HIP is linked with.
   ExportPortable hsa_export_dmabuf{library, "hsa_amd_portable_export_dmabuf",
                                    ExportPortable::kOptional};
@@ -118,7 +114,9 @@ struct HipApi {
   int DestroyStream(StreamHandle stream) const;
   int Allocate(void** memory, size_t num_bytes) const;
   int Copy(void* to, const void* from, size_t num_bytes, StreamHandle stream) const;
-  int WaitAtLeast(StreamHandle stream, void* address, uint32_t value) const;
+  // The following functions return the name of the last call and its result.
+  std::pair<const char*, int> Values(StreamHandle stream,
+                                     std::span<const StreamValue> values) const;
   std::pair<const char*, int> ExportDmaBuf(void* address, size_t num_bytes, int* fd,
                                            uint64_t* offset) const;
   // XLA's arena is of hipMalloc, which has IPC handles.

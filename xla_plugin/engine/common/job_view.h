@@ -2,9 +2,11 @@
 #define XLA_PLUGIN_ENGINE_COMMON_JOB_VIEW_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/common/messages.h"
@@ -29,6 +31,11 @@ class JobView {
   virtual void Lose(int peer_rank, std::string_view why) = 0;
   // The process of a rank has left the job, and so has taken what it wanted.
   virtual bool HasLeft(int rank) = 0;
+  // Messages about channels arrive in that process's TakeChannelMessages(), in order.
+  virtual void SendChannelMessage(int process, std::string body) = 0;
+  // Wanted messages that have arrived; does not block.
+  virtual std::vector<ChannelMessage> TakeChannelMessages(
+      const std::function<bool(const ChannelMessage&)>& want) = 0;
   // A rank and its exchange, by the names that people know.
   virtual RankFacts FactsOf(int rank, int64_t plan, int64_t index) = 0;
 };

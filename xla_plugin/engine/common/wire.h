@@ -17,6 +17,21 @@ namespace jaxhet {
 // A longer listing of a program is not sent: it only makes errors clearer.
 inline constexpr uint64_t kMaxProgramBytes = uint64_t{8} << 20;
 
+// Types of messages, as numbers for a ControlChannel.
+struct MessageType {
+  enum Number : uint32_t {
+    kHello,  // HelloInfo, then a table of strings: (transport, "ok" or "refused", offer or reason)
+    kHelloReply,  // the same table, in answer to the peer's hello; the offers are empty
+    kPlan,       // PlanInfo, the plan's text, then its program; before the first start of that plan
+    kStart,      // StartInfo, then the bytes themselves (eager) or the transport's announcement
+    kTransport,  // for the peer's Connection::OnMessage
+    kHeartbeat,  // nothing
+    kFail,       // FailInfo, then the text
+    kGoodbye,    // nothing; no start follows
+    kDeviceChannel,  // the structure and the table of strings of channel_setup.cc
+  };
+};
+
 struct HelloInfo {
   int64_t process;
 };

@@ -113,7 +113,7 @@ void WaitReadable(Socket& socket, Time deadline) {
   socket.OnEvents(static_cast<uint32_t>(polled.revents));
 }
 
-std::string Await(Peer& peer, MessageType type, Time deadline) {
+std::string Await(Peer& peer, uint32_t type, Time deadline) {
   while (true) {
     if (const auto message = peer.channel.Next()) {
       if (message->type == MessageType::kFail) throw ParseFail(message->body);
@@ -192,8 +192,7 @@ void ForEach(std::span<Introduction> introductions, Step step) {
 
 }  // namespace
 
-void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline,
-               const std::function<void(const Error&)>& on_error) {
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline) {
   std::map<const Peer*, Candidates> candidates;
   try {
     ForEach(introductions, [&](Introduction& introduction) {
@@ -207,7 +206,9 @@ void Negotiate(int own_process, std::span<Introduction> introductions, Time dead
       Conclude(*introduction.peer, candidates[introduction.peer], deadline);
     });
   } catch (const Error& error) {
-    on_error(error);
+    for (Introduction& introduction : introductions) {
+      introduction.peer->SayFailure(error, own_process);
+    }
     throw;
   }
 }

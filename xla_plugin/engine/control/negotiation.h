@@ -24,10 +24,8 @@ struct Introduction {
 // Agrees with all peers, each over its control connection, on the transport to use: the first of
 // the table that both ends can open and whose path both have proven. Blocks until `deadline`.
 // Throws the Error that a peer reports, or DeadlineError, PeerError, TransportError naming the
-// peer. `on_error` gets it first, while all connections are open: a peer that sees the end of one
-// must know the reason already.
-void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline,
-               const std::function<void(const Error&)>& on_error);
+// peer, and tells all peers before: one that sees the end of a connection must know the reason.
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline);
 
 }  // namespace jaxhet
 

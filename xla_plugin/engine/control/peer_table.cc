@@ -20,15 +20,13 @@ PeerTable::PeerTable(int process, int num_processes, const Options& options, Pee
   self.transport = "local";
 }
 
-void PeerTable::Add(PeerSpec spec) { introductions_.push_back(Make(std::move(spec), peers_)); }
-
 Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
   if (spec.process < 0 || spec.process >= roster_.num_processes()) {
     Throw(ErrorCode::kUsage, "there is no process ", spec.process, " in a job of ",
           roster_.num_processes());
   }
   auto keys = KeysFor(encryption_, 1 + spec.data.size(), std::move(spec.keys));
-  if (peers_.contains(spec.process)) {
+  if (peers_.contains(spec.process) || peers.contains(spec.process)) {
     Throw(ErrorCode::kUsage, "process ", spec.process, " was added twice");
   }
   const auto place =
@@ -55,9 +53,8 @@ Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
                     .encryption = encryption_}};
 }
 
-void PeerTable::Introduce(Time deadline, const std::function<void(const Error&)>& on_error) {
-  Negotiate(roster_.process(), introductions_, deadline, on_error);
-  introductions_.clear();
+void PeerTable::Merge(std::map<int, Peer>& peers) {
+  peers_.merge(peers);
   const bool has_all = std::ssize(peers_) == roster_.num_processes();
   if (!has_all) return;  // others may join
   nics_.Release();

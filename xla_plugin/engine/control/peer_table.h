@@ -27,13 +27,9 @@ class PeerTable {
   // `options` and `events` outlive it.
   PeerTable(int process, int num_processes, const Options& options, PeerEvents& events);
 
-  // Set-up: all peers that are here from the start, and then the agreement with all of them, as
-  // Negotiate() does it.
-  void Add(PeerSpec spec);
-  void Introduce(Time deadline, const std::function<void(const Error&)>& on_error);
-  // A peer that joins later is made in `peers`, and merged when it is introduced.
+  // A peer is made in `peers`, and merged when it is introduced.
   Introduction Make(PeerSpec spec, std::map<int, Peer>& peers);
-  void Merge(std::map<int, Peer>& peers) { peers_.merge(peers); }  // which moves none
+  void Merge(std::map<int, Peer>& peers);  // keeps their addresses
 
   // Peers that share memory with this process see that it has failed, or left.
   void SetFailed() { page_.SetFailed(); }
@@ -73,8 +69,7 @@ class PeerTable {
   Plans plans_;  // this process's own
   SharedPage page_;
   verbs::Nics nics_;
-  std::map<int, Peer> peers_;                // by process
-  std::vector<Introduction> introductions_;  // until Introduce()
+  std::map<int, Peer> peers_;  // by process
 };
 
 }  // namespace jaxhet

@@ -130,8 +130,8 @@ class ChannelNegotiation {
   ChannelNegotiation(std::span<const ChannelPeer> peers,
                      std::span<const std::unique_ptr<DeviceRank>> ranks,
                      std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
-                     const ChannelOptions& options, const ChannelMail& mail)
-      : peers_(peers), ranks_(ranks), options_(options), mail_(mail) {
+                     const ChannelOptions& options, JobView& job)
+      : peers_(peers), ranks_(ranks), options_(options), job_(job) {
     for (const auto& rank : ranks) {
       for (const auto& [own_rank, peer_rank] : pairs) {
         if (own_rank != rank->rank()) continue;
@@ -150,9 +150,9 @@ class ChannelNegotiation {
   void Run(Time deadline) {
     for (Incoming& incoming : incoming_) Offer(incoming);
     while (num_open_ > 0) {
-      mail_.check();
+      if (const auto failure = job_.failure()) throw Error(*failure);
       const auto messages =
-          mail_.receive([this](const auto& message) { return IsWanted(message); });
+          job_.TakeChannelMessages([this](const auto& message) { return IsWanted(message); });
       for (const ChannelMessage& message : messages) {
         AttributeTo(
             message.process, [&] { return StrCat("process ", message.process, ": "); },
@@ -233,7 +233,7 @@ class ChannelNegotiation {
   // Throws if somebody has whom a channel waits for.
   void CheckNobodyLeft() const {
     const auto check = [this](const ChannelPeer& peer) {
-      if (peer.same_process || !mail_.has_left(peer.rank)) return;
+      if (peer.same_process || !job_.HasLeft(peer.rank)) return;
       throw LeftError({}, peer.name, peer.process);
     };
     for (const Incoming& incoming : incoming_) {
@@ -270,8 +270,8 @@ class ChannelNegotiation {
   }
   void Send(const ChannelPeer& to, const ChannelStepInfo& info,
             std::span<const std::string> strings) {
-    const std::string table = PackStrings(strings);
-    mail_.send(to.process, std::array{ObjectIovec(info), ToIovec(table.data(), table.size())});
+    std::string body(reinterpret_cast<const char*>(&info), sizeof info);
+    job_.SendChannelMessage(to.process, body += PackStrings(strings));
   }
 
   // Makes the best channel that has not been tried.
@@ -445,7 +445,7 @@ class ChannelNegotiation {
   std::span<const std::unique_ptr<DeviceRank>> ranks_;
   std::map<std::pair<int, int>, Lanes> lanes_;  // by own rank and peer
   const ChannelOptions& options_;
-  const ChannelMail& mail_;
+  JobView& job_;
   std::vector<Incoming> incoming_;
   std::vector<Outgoing> outgoing_;
   size_t num_open_ = 0;
@@ -482,8 +482,8 @@ void MakeArenas(std::span<const std::unique_ptr<DeviceRank>> ranks,
 void SetUpChannels(std::span<const ChannelPeer> peers,
                    std::span<const std::unique_ptr<DeviceRank>> ranks,
                    std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
-                   const ChannelOptions& options, const ChannelMail& mail, Time deadline) {
-  ChannelNegotiation(peers, ranks, pairs, sockets, options, mail).Run(deadline);
+                   const ChannelOptions& options, JobView& job, Time deadline) {
+  ChannelNegotiation(peers, ranks, pairs, sockets, options, job).Run(deadline);
 }
 
 }  // namespace jaxhet

@@ -55,16 +55,6 @@ struct ChannelOptions {
   std::chrono::milliseconds path_timeout;  // see TransportSetup
 };
 
-// How the messages of the set-up travel; they arrive in order.
-struct ChannelMail {
-  std::function<void(int process, std::span<const iovec> body)> send;
-  // Messages that have arrived and are wanted; does not block.
-  std::function<std::vector<ChannelMessage>(const std::function<bool(const ChannelMessage&)>& want)>
-      receive;
-  std::function<void()> check;             // throws if the job has failed
-  std::function<bool(int rank)> has_left;  // whether its process has left the job
-};
-
 // Takes memory for the channels that are opened after the start: those of `later`, of a job of
 // `num_ranks`. Lets NICs reach it if `uses_nics` and there are some.
 void MakeArenas(std::span<const std::unique_ptr<DeviceRank>> ranks,
@@ -79,7 +69,7 @@ void MakeArenas(std::span<const std::unique_ptr<DeviceRank>> ranks,
 void SetUpChannels(std::span<const ChannelPeer> peers,
                    std::span<const std::unique_ptr<DeviceRank>> ranks,
                    std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
-                   const ChannelOptions& options, const ChannelMail& mail, Time deadline);
+                   const ChannelOptions& options, JobView& job, Time deadline);
 
 }  // namespace jaxhet
 

@@ -13,8 +13,8 @@
 #include "xla_plugin/base/io_list.h"
 #include "xla_plugin/net/socket/socket.h"
 
-// Messages on a control connection: a MessageInfo, then a body that starts with the type's own
-// structure. Fixed width, little-endian; kMessageMagic names the version.
+// Messages on a connection: a MessageInfo, then a body. Fixed width, little-endian; kMessageMagic
+// names the version.
 namespace jaxhet {
 
 static_assert(std::endian::native == std::endian::little);
@@ -22,27 +22,14 @@ static_assert(std::endian::native == std::endian::little);
 inline constexpr uint32_t kMessageMagic = 0x3348'584a;  // "JXH3"
 inline constexpr uint64_t kMaxBodyBytes = uint64_t{64} << 20;
 
-enum class MessageType : uint32_t {
-  kHello,  // HelloInfo, then a table of strings: (transport, "ok" or "refused", offer or reason)
-  kHelloReply,  // the same table, in answer to the peer's hello; the offers are empty
-  kPlan,        // PlanInfo, the plan's text, then its program; before the first start of that plan
-  kStart,       // StartInfo, then the bytes themselves (eager) or the transport's announcement
-  kTransport,   // for the peer's Connection::OnMessage
-  kHeartbeat,   // nothing
-  kFail,        // FailInfo, then the text
-  kGoodbye,     // nothing; no start follows
-  kDeviceChannel,  // the structure and the table of strings of channel_setup.cc
-};
-inline constexpr MessageType kLastMessageType = MessageType::kDeviceChannel;
-
 struct MessageInfo {
   uint32_t magic;
-  MessageType type;
+  uint32_t type;  // number that has a meaning for the owner
   uint64_t body_bytes;
 };
 
 struct Message {
-  MessageType type;
+  uint32_t type;
   std::string_view body;  // until the next call of Next()
 };
 
@@ -55,8 +42,8 @@ class ControlChannel {
   explicit ControlChannel(Fd fd, SealKeys keys = {})
       : socket_(std::in_place, std::move(fd), std::move(keys)) {}
 
-  void Send(MessageType type, std::span<const iovec> body);
-  void Send(MessageType type, std::string_view body = {});
+  void Send(uint32_t type, std::span<const iovec> body);
+  void Send(uint32_t type, std::string_view body = {});
   // Sends what was kept.
   void Flush();
   // Says that nothing follows, after what was kept; later messages are dropped.

@@ -1,6 +1,7 @@
 #include "xla_plugin/transport/device_channel/device_channel.h"
 
 #include <algorithm>
+#include <array>
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/proof.h"
@@ -97,6 +98,12 @@ void CheckSlotBytes(uint64_t slot_bytes, const ArenaPiece* piece) {
   if (slot_bytes >= kLeastSlotBytes && slot_bytes <= most) return;
   Throw(ErrorCode::kTransport, "the peer offers slots of ", slot_bytes, " bytes, not of ",
         kLeastSlotBytes, " to ", most);
+}
+
+std::span<const DeviceTransport> DeviceTransports() {
+  static const std::array kTransports = {kLocalChannel, kCudaIpcChannel, kHipIpcChannel,
+                                         kHostChannel,  kVerbsChannel,   kSocketChannel};
+  return kTransports;
 }
 
 const DeviceTransport& DeviceTransportOf(std::string_view name) {

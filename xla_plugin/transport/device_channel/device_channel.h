@@ -304,13 +304,17 @@ inline size_t HostSlotBytes(const ChannelSetup& setup) {
   return std::min(setup.slot_bytes, kMostHostSlotBytes);
 }
 
+using MadeChannel = std::pair<std::unique_ptr<DeviceChannel>, std::string>;
+
 // A kind of channel. Both functions throw the reason if this end can't have one.
 struct DeviceTransport {
   std::string_view name;
   // The target's end, and what the source's Open() needs to know of it.
-  std::pair<std::unique_ptr<DeviceChannel>, std::string> (*make)(const ChannelSetup& setup);
+  MadeChannel (*make)(const ChannelSetup& setup);
   std::unique_ptr<DeviceChannel> (*open)(const ChannelSetup& setup, std::string_view offer);
 };
+extern const DeviceTransport kLocalChannel, kCudaIpcChannel, kHipIpcChannel, kHostChannel;
+extern const DeviceTransport kVerbsChannel, kSocketChannel;
 
 // All of them, best first.
 std::span<const DeviceTransport> DeviceTransports();

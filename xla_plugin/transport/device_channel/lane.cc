@@ -33,7 +33,7 @@ void Lane::TakeMessages() {
   try {
     messages_->Flush();
     while (const auto message = messages_->Next()) {
-      if (message->type != MessageType::kTransport) {
+      if (message->type != kMessage) {
         Throw(ErrorCode::kTransport, "the peer sent another message than the lane's");
       }
       connection_->OnMessage(std::as_bytes(std::span(message->body)));

@@ -61,9 +61,11 @@ class Lane final : public ProxyTask, private ConnectionHost {
   uint64_t num_path_failures() const { return num_path_failures_; }
 
  private:
+  static constexpr uint32_t kMessage = 0;  // the only type
+
   void TakeMessages();
   void Send(std::span<const iovec> message) override {
-    if (messages_) messages_->Send(MessageType::kTransport, message);
+    if (messages_) messages_->Send(kMessage, message);
   }
   void Log(std::string_view what) override {
     ++num_path_failures_;

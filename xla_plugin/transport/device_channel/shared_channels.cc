@@ -1,8 +1,8 @@
-#include "xla_plugin/transport/device_channel/shared_channels.h"
-
+// Channels within one host.
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/proof.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/operand_memory.h"
 #include "xla_plugin/transport/device_channel/shared_words.h"
 
@@ -181,8 +181,6 @@ void CheckSameHost(const ChannelSetup& setup) {
   if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
 }
 
-}  // namespace
-
 MadeChannel MakeLocalChannel(const ChannelSetup& setup) {
   CheckSameProcess(setup);
   auto channel = std::make_unique<DeviceMemoryChannel>(setup);
@@ -194,9 +192,6 @@ std::unique_ptr<DeviceChannel> OpenLocalChannel(const ChannelSetup& setup, std::
   CheckSameProcess(setup);  // the offer holds an address
   return std::make_unique<LocalChannelSource>(setup.device, ParseSharedChannelInfo(offer));
 }
-
-MadeChannel MakeCudaIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "cuda"); }
-MadeChannel MakeHipIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "hip"); }
 
 std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSameHost(setup);
@@ -214,5 +209,26 @@ std::unique_ptr<DeviceChannel> OpenHostChannel(const ChannelSetup& setup, std::s
   CheckSameHost(setup);
   return std::make_unique<HostChannelSource>(setup, ParseSharedChannelInfo(offer));
 }
+
+}  // namespace
+
+// Two devices of one process; the slots are the target device's memory.
+const DeviceTransport kLocalChannel = {
+    .name = "local", .make = &MakeLocalChannel, .open = &OpenLocalChannel};
+
+// Devices of one vendor in two processes; the slots are the target device's memory, mapped into the
+// source's process.
+const DeviceTransport kCudaIpcChannel = {
+    .name = "cuda_ipc",
+    .make = [](const ChannelSetup& setup) { return MakeIpcChannel(setup, "cuda"); },
+    .open = &OpenIpcChannel};
+const DeviceTransport kHipIpcChannel = {
+    .name = "hip_ipc",
+    .make = [](const ChannelSetup& setup) { return MakeIpcChannel(setup, "hip"); },
+    .open = &OpenIpcChannel};
+
+// Any two devices; the slots are host memory that both see.
+const DeviceTransport kHostChannel = {
+    .name = "host", .make = &MakeHostChannel, .open = &OpenHostChannel};
 
 }  // namespace jaxhet

@@ -1,11 +1,10 @@
-#include "xla_plugin/transport/device_channel/socket_channel.h"
-
 #include <memory>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
 #include "xla_plugin/transport/device_channel/channel_arena.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
 
 namespace jaxhet {
@@ -55,7 +54,7 @@ class SocketChannel final : public LaneChannel {
   void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
   bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
 
-  static std::pair<std::unique_ptr<DeviceChannel>, std::string> Make(const ChannelSetup& setup) {
+  static MadeChannel Make(const ChannelSetup& setup) {
     Check(setup);
     const SocketOfferInfo info{HostSlotBytes(setup)};
     return {std::make_unique<SocketChannel>(setup, End::kTarget, info.slot_bytes),
@@ -80,14 +79,10 @@ class SocketChannel final : public LaneChannel {
 
 }  // namespace
 
-std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeSocketChannel(
-    const ChannelSetup& setup) {
-  return SocketChannel::Make(setup);
-}
-
-std::unique_ptr<DeviceChannel> OpenSocketChannel(const ChannelSetup& setup,
-                                                 std::string_view offer) {
-  return SocketChannel::Open(setup, offer);
-}
+// Any two devices. Each end has slots and words of its own, in host memory; lanes, in
+// turns, carry filled slots from the source's to the target's. To its device each end is a channel
+// like the others.
+const DeviceTransport kSocketChannel = {
+    .name = "socket", .make = &SocketChannel::Make, .open = &SocketChannel::Open};
 
 }  // namespace jaxhet

@@ -1,5 +1,3 @@
-#include "xla_plugin/transport/device_channel/verbs_channel.h"
-
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -11,6 +9,7 @@
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/transport/device_channel/channel_arena.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
 
 namespace jaxhet {
@@ -53,7 +52,7 @@ class VerbsChannel final : public LaneChannel {
     return StrCat("RDMA goes through pinned memory (", device_slots_->why_pinned(), ")");
   }
 
-  static std::pair<std::unique_ptr<DeviceChannel>, std::string> Make(const ChannelSetup& setup) {
+  static MadeChannel Make(const ChannelSetup& setup) {
     Check(setup);
     const Nics nics = NicsOf(setup);
     const VerbsOfferInfo info{std::min(setup.slot_bytes, verbs::kMostMessageBytes)};
@@ -122,12 +121,10 @@ class VerbsChannel final : public LaneChannel {
 
 }  // namespace
 
-std::pair<std::unique_ptr<DeviceChannel>, std::string> MakeVerbsChannel(const ChannelSetup& setup) {
-  return VerbsChannel::Make(setup);
-}
-
-std::unique_ptr<DeviceChannel> OpenVerbsChannel(const ChannelSetup& setup, std::string_view offer) {
-  return VerbsChannel::Open(setup, offer);
-}
+// Any two devices with RDMA NICs. Each end has slots of its own that NICs reach, in its
+// device's memory if that was proven, and in pinned host memory if not; a lane carries filled slots
+// from the source's to the target's. To its device each end is a channel like the others.
+const DeviceTransport kVerbsChannel = {
+    .name = "verbs", .make = &VerbsChannel::Make, .open = &VerbsChannel::Open};
 
 }  // namespace jaxhet
