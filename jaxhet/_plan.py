@@ -12,7 +12,6 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import compat
 from jaxhet.compiler import hlo, overlap
 from jaxhet.compiler import plan as plan_lib
-from jaxhet.compiler.causes import Costs, Leaf
 
 _GROUPS_WIDTH = 24
 _NOTHING = "nothing crosses islands"
@@ -147,25 +146,6 @@ class PlanReport:
         overlapped = [s for s, e in zip(seconds, self.exchanges, strict=True) if e.is_overlapped]
         return LinkTime(link_gb_per_s, latency_us, math.fsum(seconds), math.fsum(overlapped))
 
-    def advice(self, costs: Costs, time: LinkTime, tflop_per_s: float) -> str:
-        """Time of the matrix products, and the causes of exchanges that take longer than that.
-
-        Args:
-          costs: operations of the program, and reasons of its exchanges.
-          time: the time of the exchanges.
-          tflop_per_s: rate of a device's matrix products, 1e12 operations per second.
-        """
-        if not self.exchanges:
-            return ""
-        seconds = costs.flops / (tflop_per_s * 1e12)
-        lines = [f"time of matrix products at {tflop_per_s:g} TFLOP/s: {seconds * 1e3:.3f} ms"]
-        if time.total > seconds:
-            lines.append("WARNING: the exchanges take longer than the matrix products.")
-            lines += [_advice(costs.leaves[0]) if costs.leaves else _MORE_ROWS]
-            if others := ", ".join(leaf.name for leaf in costs.leaves[1:]):
-                lines.append(f"Leaves with fewer bytes of this kind: {others}")
-        return "\n".join([*lines, ""])
-
     def text(self, time: LinkTime | None = None) -> str:
         """The report as a table; with `time`, a line about the time follows."""
         if not self.exchanges:
@@ -196,14 +176,13 @@ class PlanReport:
         """The same table, as notebooks show it."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
-    def to_json(self, time: LinkTime | None = None, advice: str = "") -> str:
-        """The report as a JSON object: `exchanges`, the totals, `advice`; `seconds` with `time`."""
+    def to_json(self, time: LinkTime | None = None) -> str:
+        """The report as a JSON object: `exchanges`, the totals; `seconds` with `time`."""
         fields: dict[str, Any] = {
             "exchanges": [dataclasses.asdict(e) for e in self.exchanges],
             "exchanges_per_step": self.exchanges_per_step,
             "bytes_per_step": self.bytes_per_step,
             "is_exact": self.is_exact,
-            "advice": advice,
         }
         if time is not None:
             fields["seconds"] = {**dataclasses.asdict(time), "exposed": time.exposed}
@@ -303,24 +282,6 @@ def _compile(stage: Any) -> Any:
     return stage if hasattr(stage, "runtime_executable") else stage.compile()
 
 
-def _advice(leaf: Leaf) -> str:
-    """Advice about a leaf that makes a program exchange."""
-    name = f"{leaf.name}, sharded along dimension {leaf.dimension} of {leaf.shape},"
-    if leaf.repeated_bytes > leaf.activation_bytes:
-        return (
-            f"{name} is gathered whole in each iteration of a loop:"
-            f" {_bytes(round(leaf.repeated_bytes))} in each step. Shard it along a dimension that"
-            " the loop does not go over"
-        )
-    return (
-        f"Products with {name} exchange {_bytes(round(leaf.activation_bytes))} of activations in"
-        f" each step, and a gather of the leaf would exchange {_bytes(leaf.shard_bytes)}. Keep the"
-        " activations split along the batch (jax.lax.with_sharding_constraint), or shard the leaf"
-        " along another dimension: XLA can then gather the leaf"
-    )
-
-
-_MORE_ROWS = "More rows for each device make the products longer, and not the exchanges of weights."
 _HEAD = ("#", "collective", "kind", "algorithm", "bytes", "times", "overlap", "groups", "source")
 
 

@@ -27,11 +27,9 @@ from jaxhet.compiler import (
     Options,
     Plan,
     bridge,
-    causes,
     decompose,
 )
 from jaxhet.compiler.carrier import DEVICE_TARGETS, EXCHANGE_TARGET
-from jaxhet.compiler.causes import Costs
 
 _HERE = pathlib.Path(__file__).parent
 _COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
@@ -46,7 +44,6 @@ class Compiler:
 
     Attributes:
       vendor: The vendor.
-      before: module of the latest compilation before our passes; empty if nothing crosses islands.
     """
 
     def __init__(self, vendor: Vendor):
@@ -56,7 +53,6 @@ class Compiler:
           UsageError: it, or a tool that its stub libraries are built with, is not installed.
         """
         self.vendor: Vendor = vendor
-        self.before = b""
         self._job: Job | None = None
         self._options = Options()
         self._result: tuple[bytes, Plan] | None = None
@@ -112,7 +108,7 @@ class Compiler:
         """
         ids = sorted((d.id, index) for index, island in enumerate(islands) for d in island)
         self._job = Job(tuple(i for i, _ in ids), tuple(index for _, index in ids), self.vendor)
-        self._options, self._result, self.before = options, None, b""
+        self._options, self._result = options, None
         self._is_used, self._has_codegen = False, codegen
         with contextlib.suppress(_ScheduledError):
             lowered.compile(compiler_options=None if self.vendor == "cpu" else _COMPILER_OPTIONS)
@@ -123,11 +119,6 @@ class Compiler:
             )
         return self._result
 
-    def costs(self) -> Costs:
-        """Costs of the latest program that was compiled."""
-        assert self._job is not None
-        return causes.costs(self.before, self._job)
-
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
         """Replaces collectives that cross islands by exchanges."""
         return decompose(module, job, options)
@@ -137,10 +128,7 @@ class Compiler:
         return bridge(module, job, options)
 
     def _pre(self, module: bytes) -> bytes | None:
-        decomposed = self._run(self.decompose, module)
-        if decomposed is not None:
-            self.before = module
-        return decomposed
+        return self._run(self.decompose, module)
 
     def _post(self, module: bytes) -> bytes | None:
         bridged = self._run(self.bridge, module)
@@ -160,12 +148,12 @@ class Compiler:
 
 def pretend(
     vendor: Vendor, num_islands: int, devices_per_island: int
-) -> Callable[[Any], tuple[PlanReport, Costs]]:
+) -> Callable[[Any], PlanReport]:
     """Makes this process a member of a pretended job, as `make_mesh` and `islands` see it.
 
     Returns:
-      A function that returns the exchanges of a lowered program, and their purposes. It raises
-      JaxhetError if a pass refuses the program.
+      A function that returns the exchanges of a lowered program. It raises JaxhetError if a pass
+      refuses the program.
 
     Raises:
       UsageError: the vendor's compiler is not installed, or an option is not valid.
@@ -189,12 +177,10 @@ def pretend(
     _session.install(_session.Session(config, 0, islands, is_pretended=True))
     options = _compilation.compiler_options(config)
 
-    def plan(lowered: Any) -> tuple[PlanReport, Costs]:
+    def plan(lowered: Any) -> PlanReport:
         own = tuple(island.devices for island in islands)
         compiled = compiler.compile(lowered, own, options, codegen=False)
-        if compiled is None:
-            return PlanReport(()), Costs(0, ())
-        return _plan.of_module(compiled[0]), compiler.costs()
+        return PlanReport(()) if compiled is None else _plan.of_module(compiled[0])
 
     return plan
 

@@ -14,10 +14,6 @@ import typer
 from jaxhet._errors import UsageError
 from jaxhet._jax.jaxlib import Vendor
 
-# Speed of a device's matrix products in 1e12 operations per second. Trained models reached 40 % of
-# an H100's bf16 peak. The value for an MI350X is the same share; the one for CPUs is a guess.
-_TFLOP_PER_S: dict[Vendor, float] = {"cuda": 400, "rocm": 900, "cpu": 0.1}
-
 
 def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     target: Annotated[
@@ -41,14 +37,6 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     latency_us: Annotated[
         float, typer.Option(help="latency of an exchange, part of the time of --link-gb-per-s")
     ] = 0.0,
-    tflop_per_s: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-6,
-            help="rate of a device's matrix products, in 1e12 operations per second, to compare"
-            " with --link-gb-per-s; assumed if it is not given: 400 (cuda), 900 (rocm), 0.1 (cpu)",
-        ),
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
     """Print a program's exchanges over islands, without a job and without GPUs.
@@ -65,16 +53,9 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
 
     plan_of = deviceless.pretend(vendor, islands, devices)
     jitted, args = _program(target, _load(target)())
-    report, costs = plan_of(_plan.to_stage(jitted, args, {}))
-    time, advice = None, ""
-    if link_gb_per_s is not None:
-        time = report.seconds(link_gb_per_s, latency_us)
-        rate = tflop_per_s or _TFLOP_PER_S[vendor]
-        advice = report.advice(costs, time, rate)
-    print(
-        report.to_json(time, advice) if json else report.text(time) + advice,
-        end="\n" if json else "",
-    )
+    report = plan_of(_plan.to_stage(jitted, args, {}))
+    time = None if link_gb_per_s is None else report.seconds(link_gb_per_s, latency_us)
+    print(report.to_json(time) if json else report.text(time), end="\n" if json else "")
 
 
 def _load(target: str) -> Callable[[], Any]:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-from collections.abc import Callable
 
 from jaxhet.compiler import carrier, collectives, hlo, loops
 
@@ -32,18 +31,7 @@ def products(module: hlo.Module) -> dict[int, int]:
 
 
 def times(module: hlo.Module) -> dict[int, int | None]:
-    """Exchange to its number of runs in one run of the program; None: unknown, see below."""
-    of_computation = computation_times(module)
-    return {
-        carrier.read(i).index: of_computation(c.id)
-        for c in module.computations.values()
-        for i in c.instructions
-        if carrier.is_start(i)
-    }
-
-
-def computation_times(module: hlo.Module) -> Callable[[int], int | None]:
-    """Number of runs of the computation with an id in one run of the program.
+    """Exchange to its number of runs in one run of the program.
 
     None in a loop that ends by a condition, and in a branch.
     """
@@ -61,7 +49,12 @@ def computation_times(module: hlo.Module) -> Callable[[int], int | None]:
             total += outer * inner
         return total
 
-    return of_computation
+    return {
+        carrier.read(i).index: of_computation(c.id)
+        for c in module.computations.values()
+        for i in c.instructions
+        if carrier.is_start(i)
+    }
 
 
 def _times_called(module: hlo.Module, call: hlo.Call, computation_id: int) -> int | None:

@@ -360,27 +360,6 @@ def step():
     x = jax.ShapeDtypeStruct((4096, 512), "float32", sharding=rows)
     return jaxhet.jit(train_step, out_shardings=whole), (weights, x)
 
-def features():
-    mesh = jaxhet.make_mesh({"x": -1})
-    last = NamedSharding(mesh, P(None, "x"))
-    weight = jax.ShapeDtypeStruct((1024, 1024), "float32", sharding=last)
-    weights = {"first": weight, "stacked": jax.ShapeDtypeStruct((8, 1024, 1024), "float32",
-        sharding=NamedSharding(mesh, P(None, None, "x")))}
-    x = jax.ShapeDtypeStruct((8192, 1024), "float32", sharding=last)
-    def f(weights, x):
-        x = jnp.tanh(x @ weights["first"])
-        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights["stacked"])[0]
-    return jax.jit(f, out_shardings=last), (weights, x)
-
-def layers():
-    mesh = jaxhet.make_mesh({"x": -1})
-    rows = NamedSharding(mesh, P("x"))
-    weights = jax.ShapeDtypeStruct((8, 1024, 1024), "float32", sharding=rows)
-    x = jax.ShapeDtypeStruct((64, 1024), "float32", sharding=rows)
-    def f(weights, x):
-        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
-    return jax.jit(f, out_shardings=rows), (weights, x)
-
 def lowered():
     jitted, args = step()
     return jitted.lower(*args)
@@ -427,7 +406,7 @@ def _run(
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> None:
     _require_compiler(vendor)
-    sizes = ["--islands", "2", "--devices", "2", "--link-gb-per-s", "50", "--tflop-per-s", "1"]
+    sizes = ["--islands", "2", "--devices", "2", "--link-gb-per-s", "50"]
     result = _run("--vendor", vendor, *sizes, "--json", f"{program}:step")
     assert result.returncode == 0, result.stderr
     schemas.check("plan", result.stdout)
@@ -440,8 +419,6 @@ def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> 
     assert told["bytes_per_step"] == 4 * 512 * 512 * 4 // 2  # half of each gradient over each rail
     assert told["seconds"]["total"] == pytest.approx(told["bytes_per_step"] / 50e9)
     assert 0 < told["seconds"]["overlapped"] <= told["seconds"]["total"]
-    operations = (3 * 4 - 1) * 2 * 1024 * 512 * 512
-    assert told["advice"] == f"time of matrix products at 1 TFLOP/s: {operations / 1e9:.3f} ms\n"
 
 
 def _require_compiler(vendor: str) -> None:
@@ -449,33 +426,6 @@ def _require_compiler(vendor: str) -> None:
         pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
     if vendor == "rocm" and shutil.which("gcc") is None:
         pytest.skip("stub libraries for ROCm need gcc")
-
-
-def test_command_names_the_leaf_whose_sharding_exchanges_activations(
-    program: pathlib.Path,
-) -> None:
-    rates = ("--link-gb-per-s", "1", "--tflop-per-s", "400")
-    result = _run("--vendor", "cpu", *rates, f"{program}:features")
-    assert result.returncode == 0, result.stderr
-    operations = 9 * 2 * 8192 * 1024 * 512
-    assert f"products at 400 TFLOP/s: {operations / 400e9:.3f} ms\n" in result.stdout
-    assert "WARNING: the exchanges take longer than the matrix products.\n" in result.stdout
-    assert (
-        "Products with weights['stacked'], sharded along dimension 2 of f32[8,1024,512], exchange"
-        " 134.2 MB of activations in each step, and a gather of the leaf would exchange 16.8 MB."
-    ) in result.stdout
-
-
-def test_command_names_the_leaf_that_a_loop_gathers_again_and_again(program: pathlib.Path) -> None:
-    """XLA on CPUs gathers before the loop."""
-    _require_compiler("rocm")
-    rates = ("--link-gb-per-s", "1", "--tflop-per-s", "400")
-    result = _run("--vendor", "rocm", *rates, f"{program}:layers")
-    assert result.returncode == 0, result.stderr
-    assert (
-        "weights, sharded along dimension 0 of f32[4,1024,1024], is gathered whole in each"
-        " iteration of a loop: 134.2 MB in each step."
-    ) in result.stdout
 
 
 def test_command_on_cpu_prints_a_table(program: pathlib.Path) -> None:
