@@ -38,8 +38,9 @@ CPP = {
     "transport/shared_memory.cc": "SharedMemory|SharedPage",
     "transport/process_vm/process_vm.cc": "Accept|Probe",
     "transport/device_channel/device_channel.cc": "CheckSlotBytes|DeviceTransportOf",
-    "transport/device_channel/shared_words.cc": "ParseSharedChannelInfo",
-    "transport/device_channel/shared_channels.cc": "Open(Local|Ipc|Host)Channel|CheckSame.*",
+    "transport/device_channel/shared_channels.cc": (
+        "Open(Local|Ipc|Host)Channel|CheckSame.*|ParseSharedChannelInfo"
+    ),
     "transport/device_channel/socket_channel.cc": "Open|AcceptOffers",
     "transport/device_channel/lane_channel.cc": (
         "IsReady|Find|Expected|Moved|ParseDeviceChunkInfo|IsAgreed"

@@ -52,21 +52,6 @@ TEST(DeviceTest, MissingLibraryIsAReason) {
   }
 }
 
-TEST(DeviceTest, OwnedIsReleasedOnce) {
-  const auto device = OpenFake("cuda");
-  {
-    Stream stream = device->CreateStream(StreamPriority::kNormal);
-    Stream moved = std::move(stream);
-    stream = device->CreateStream(StreamPriority::kNormal);
-    moved = std::move(stream);
-  }
-  int destroyed = 0;
-  for (const std::string& call : fake_driver::Calls()) {
-    destroyed += call.starts_with("cuStreamDestroy") ? 1 : 0;
-  }
-  EXPECT_EQ(destroyed, 2);
-}
-
 // The host's device.
 
 TEST(DeviceTest, HostSaysWhatItHasNot) {
@@ -151,14 +136,6 @@ TEST(DeviceTest, MemoryOfHipIsUncached) {
   const auto device = OpenFake("hip");
   const DeviceMemory shared = device->Allocate(5);
   EXPECT_EQ(fake_driver::Calls().back(), "hipExtMallocWithFlags(0x5, 0x3)");
-}
-
-TEST(DeviceTest, NormalPriorityIsTheDefaultOne) {
-  for (const auto name : kGpuVendors) {
-    const auto device = OpenFake(name);
-    const Stream stream = device->CreateStream(StreamPriority::kNormal);
-    EXPECT_THAT(fake_driver::Calls().back(), HasSubstr("StreamCreateWithPriority(0x1, 0)")) << name;
-  }
 }
 
 // HIP would wait for it.
@@ -272,11 +249,6 @@ TEST(DeviceTest, FailedShareOfCudaLeavesNoAddress) {
   EXPECT_EQ(fake_driver::ContextDepth(), 0);
   EXPECT_THAT(ThrownText([] { OpenFake("hip")->ExportFd(At(0x70)); }),
               HasSubstr("hipMemExportToShareableHandle"));
-}
-
-TEST(DeviceTest, PrimaryContextIsReleased) {
-  OpenFake("cuda").reset();
-  EXPECT_EQ(AllCalls(), "cuDeviceGet(0x1)\ncuDevicePrimaryCtxRelease_v2(0x1)\n");
 }
 
 TEST(DeviceTest, AnyThreadMayCall) {

@@ -136,7 +136,6 @@ void OpenOffer(std::string_view input) {
                .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
                           "xla_plugin/transport/device_channel/socket_channel.cc",
                           "xla_plugin/transport/device_channel/shared_channels.cc",
-                          "xla_plugin/transport/device_channel/shared_words.cc",
                           "xla_plugin/transport/device_channel/verbs_channel.cc",
                           "xla_plugin/net/verbs/link_setup.cc"},
                .seeds = &OfferSeeds,

@@ -45,7 +45,7 @@ second=$(echo "$visible" | cut -d , -f 2) # the first again if there is no secon
 run() { # run VENDOR TEST: writes the log and prints one word
   log=$logs/$1-$2.txt
   only=$visible
-  case $2 in ipc | process_values) only=$first ;; esac
+  [ "$2" != ipc ] || only=$first
   CUDA_VISIBLE_DEVICES=$only timeout -k 5 "$limit_s" ${sanitizer:+$sanitizer --log-file "$log.found"} \
     "$program" "$1" "$(library_of "$1")" "$2" "$second" >"$log" 2>&1 && code=0 || code=$?
   case $code:$(tail -n 1 "$log") in

@@ -19,7 +19,6 @@ namespace {
 constexpr int kPageFd = 100;
 constexpr size_t kPageBytes = 1 << 16;
 constexpr size_t kIpcBytes = (2 << 20) + 12345;
-constexpr uint32_t kTurns = 200;
 
 struct Page {
   uint32_t ping;  // the first process writes
@@ -75,43 +74,6 @@ void MakePage() {
   Expect(fd >= 0 && ftruncate(fd, kPageBytes) == 0 && dup2(fd, kPageFd) == kPageFd, "memfd");
 }
 
-void TakeTurns(Device& device, StreamHandle stream, void* mine, void* other, bool first) {
-  for (uint32_t turn = 1; turn <= kTurns; ++turn) {
-    if (!first) device.WaitValue(stream, other, turn);
-    device.WriteValue(stream, mine, turn);
-    if (first) device.WaitValue(stream, other, turn);
-  }
-}
-
-void TestProcessValues(const Setup& setup) {
-  MakePage();
-  SecondProcess second(setup);
-  Page* const page = MapPage();
-  const auto device = setup.Open();
-  const Registration registration = device->Register(std::span(Bytes(page), kPageBytes));
-  const Stream stream = device->CreateStream(StreamPriority::kNormal);
-  TakeTurns(*device, stream.get(), device->DeviceAddress(&page->ping),
-            device->DeviceAddress(&page->pong), true);
-  second.Await(*device, stream.get());
-  second.Join();
-  Expect(page->ping == kTurns && page->pong == kTurns, "the last values");
-}
-
-void PeerOfProcessValues(const Setup& setup) {
-  Page* const page = MapPage();
-  const auto device = setup.Open();
-  const Registration registration = device->Register(std::span(Bytes(page), kPageBytes));
-  const Stream stream = device->CreateStream(StreamPriority::kNormal);
-  // From the first turn of the first process on.
-  device->WaitValue(stream.get(), device->DeviceAddress(&page->ping), 1);
-  device->Synchronize(stream.get());
-  const auto begin = std::chrono::steady_clock::now();
-  TakeTurns(*device, stream.get(), device->DeviceAddress(&page->pong),
-            device->DeviceAddress(&page->ping), false);
-  device->Synchronize(stream.get());
-  PrintTurns(kTurns, begin);
-}
-
 // The first process's memory is read and then written by the second one; stream values say when.
 void TestIpc(const Setup& setup) {
   MakePage();
@@ -159,8 +121,6 @@ void PeerOfIpc(const Setup& setup) {
 
 Tests TwoProcessTests() {
   return {
-      {"process_values", &TestProcessValues},
-      {"process_values-peer", &PeerOfProcessValues},
       {"ipc", &TestIpc},
       {"ipc-peer", &PeerOfIpc},
   };

@@ -12,8 +12,7 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/take.h"
-#include "xla_plugin/net/socket/long_path.h"
-#include "xla_plugin/net/socket/path_name.h"
+#include "xla_plugin/net/socket/path.h"
 
 namespace jaxhet::sockets {
 namespace {

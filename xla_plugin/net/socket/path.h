@@ -1,9 +1,15 @@
-#ifndef XLA_PLUGIN_NET_SOCKET_LONG_PATH_H_
-#define XLA_PLUGIN_NET_SOCKET_LONG_PATH_H_
+#ifndef XLA_PLUGIN_NET_SOCKET_PATH_H_
+#define XLA_PLUGIN_NET_SOCKET_PATH_H_
 
 #include <cstddef>
+#include <string>
 
 namespace jaxhet::sockets {
+
+// The way of a connected socket through the network, for people: "eth1 (10.0.1.1 to 10.0.1.2)".
+// Sockets with equal names share their interfaces at both ends. Empty for sockets that are not of
+// IPv4 or IPv6.
+std::string PathName(int fd);
 
 // Bytes of a chunk over a long path: the slowest of several sockets holds back few bytes at the end
 // of a transfer.
@@ -17,4 +23,4 @@ bool SetUpLongPath(int fd);
 
 }  // namespace jaxhet::sockets
 
-#endif  // XLA_PLUGIN_NET_SOCKET_LONG_PATH_H_
+#endif  // XLA_PLUGIN_NET_SOCKET_PATH_H_
