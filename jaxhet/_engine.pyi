@@ -10,7 +10,6 @@ EXCHANGE_KINDS: dict[str, int]  # name -> number in plans
 TRANSPORTS: list[str]  # between processes, best first
 DEVICE_TRANSPORTS: list[str]  # between devices, best first
 PROOF_BYTES: int
-DISTANCES: list[str]  # between a GPU and a NIC, nearest first
 
 class Engine:
     """The engine of one process of a job."""
@@ -142,9 +141,6 @@ def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     device, port (0: the NIC can't be opened), gbps, mtu in bytes or None, gid_index or None, reason
     (why this GID, or how InfiniBand is addressed), problem (why it is not used).
     """
-
-def distance(sysfs: str, a: str, b: str) -> str:
-    """The distance of two PCI addresses: one of `DISTANCES`."""
 
 def pci_address(folder: str) -> str:
     """PCI address of the NIC with this folder of sysfs; "" for one in software."""

@@ -35,7 +35,6 @@ TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 DEVICE_TRANSPORTS: tuple[str, ...] = tuple(_engine.DEVICE_TRANSPORTS)
 # Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
-DISTANCES: tuple[str, ...] = tuple(_engine.DISTANCES)  # nearest first
 
 _sessions = itertools.count(1)
 
@@ -307,11 +306,6 @@ def libcrypto() -> str:
         return _engine.libcrypto()
     except RuntimeError as error:
         raise as_ours(str(error)) from error
-
-
-def distance(root: pathlib.Path, one: str, other: str) -> str:
-    """One of `DISTANCES`: what lies between two devices, by their PCI addresses."""
-    return _engine.distance(str(root / "sys"), one, other)
 
 
 def pci_address(folder: pathlib.Path) -> str:

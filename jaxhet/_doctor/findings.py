@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from jaxhet._doctor.report import Finding, Host, Nic, Path, Peer, Port, Software, Vendor
+from jaxhet._doctor.report import Finding, Host, Nic, Port, Software, Vendor
 from jaxhet._doctor.second_look import SecondLook
 from jaxhet._jax import jaxlib
 from jaxhet._vendors import BY_NAME
@@ -15,15 +15,11 @@ def find(
     vendors: Sequence[Vendor],
     nics: Sequence[Nic],
     host: Host,
-    paths: Sequence[Path],
-    peer: Peer | None,
 ) -> tuple[Finding, ...]:
     """All findings, errors first."""
     found = [
         *_of_software(software, vendors),
         *(finding for vendor in vendors for finding in _of_vendor(vendor, software)),
-        *(finding for path in paths for finding in _of_path(path, host)),
-        *_of_peer(peer),
         *_of_host(host, vendors),
     ]
     if nics:
@@ -74,32 +70,6 @@ def _of_vendor(vendor: Vendor, software: Software) -> Iterator[Finding]:
             f"the driver of {vendor.name} works, but JAX has no plugin for it, and will use the"
             f" CPU: pip install '{extra}'"
         )
-
-
-def _of_path(path: Path, host: Host) -> Iterator[Finding]:
-    if not path.transport:
-        reasons = "; ".join(f"{r.transport}: {r.reason}" for r in path.refused)
-        yield _error(f"no transport works between two processes ({path.pair}): {reasons}")
-    for refusal in path.refused:
-        if "process_vm_readv" in refusal.reason:
-            yield _warning(f"{refusal.transport} is off: {refusal.reason}. {_advice(host)}")
-
-
-def _advice(host: Host) -> str:
-    if host.ptrace_scope > 0:
-        return (
-            f"kernel.yama.ptrace_scope is {host.ptrace_scope}: `sysctl kernel.yama.ptrace_scope=0`"
-            " allows it, at a price: each process of a user may then read the memory of all others"
-            " of that user on this host; without it the job uses the next transport"
-        )
-    if host.seccomp:
-        return "a filter of system calls is at work: a container needs --cap-add=SYS_PTRACE"
-    return "processes of one job must be of one user and one pid namespace"
-
-
-def _of_peer(peer: Peer | None) -> Iterator[Finding]:
-    if peer is not None and not peer.reachable:
-        yield _error(f"{peer.address} can't be reached: {peer.text}")
 
 
 def _of_host(host: Host, vendors: Sequence[Vendor]) -> Iterator[Finding]:

@@ -1,11 +1,11 @@
-"""The kernel: options and limits that transports depend on."""
+"""The kernel: options and limits that transports and NCCL depend on."""
 
 import gzip
 import os
 import pathlib
 import re
 
-from jaxhet._doctor.files import number, read
+from jaxhet._doctor.files import read
 from jaxhet._doctor.report import Host
 
 # Without these two, some kernels lose what a NIC writes into an AMD GPU's memory.
@@ -16,14 +16,11 @@ def read_host(root: pathlib.Path) -> Host:
     """The kernel of the machine whose files are below `root`."""
     kernel = read(root, "proc/sys/kernel/osrelease")
     config_file, options = _kernel_options(root, kernel)
-    status = read(root, "proc/self/status")
     return Host(
         kernel=kernel,
         kernel_options=options,
         kernel_config=config_file,
         memlock_bytes=_memlock(read(root, "proc/self/limits")),
-        ptrace_scope=number(read(root, "proc/sys/kernel/yama/ptrace_scope"), 0),
-        seccomp=re.search(r"^Seccomp:\s*2$", status, re.MULTILINE) is not None,
         shm_bytes=_shm(root),
     )
 

@@ -54,18 +54,12 @@ def ask_transport(config: Config) -> Choice:
         return Choice((), str(error))
 
 
-def read_nics(root: pathlib.Path, choice: Choice, route: str = "") -> tuple[Nic, ...]:
-    """All NICs.
-
-    Args:
-      root: The root folder.
-      choice: Answer of the transport.
-      route: The network device on the way to the peer, if one is asked about.
-    """
-    return tuple(_nic(root, name, choice, route) for name in names(root, _CLASS))
+def read_nics(root: pathlib.Path, choice: Choice) -> tuple[Nic, ...]:
+    """All NICs; `choice` is the answer of the transport."""
+    return tuple(_nic(root, name, choice) for name in names(root, _CLASS))
 
 
-def _nic(root: pathlib.Path, name: str, choice: Choice, route: str) -> Nic:
+def _nic(root: pathlib.Path, name: str, choice: Choice) -> Nic:
     folder = f"{_CLASS}/{name}"
     device_file, problem = _device_file(root, name)
     if _word(read(root, f"{folder}/node_type")) == "RNIC":
@@ -79,7 +73,7 @@ def _nic(root: pathlib.Path, name: str, choice: Choice, route: str) -> Nic:
         device_file=device_file,
         problem=problem or choice.problem_of(name),
         ports=tuple(
-            _port(root, f"{folder}/ports/{port}", int(port), choice.of(name, int(port)), route)
+            _port(root, f"{folder}/ports/{port}", int(port), choice.of(name, int(port)))
             for port in names(root, f"{folder}/ports")
         ),
     )
@@ -98,16 +92,7 @@ def _device_file(root: pathlib.Path, name: str) -> tuple[str, str]:
     return f"/{path}", ""
 
 
-def _port(
-    root: pathlib.Path, folder: str, port: int, chosen: Mapping[str, Any], route: str
-) -> Port:
-    gids = tuple(_gids(root, folder))
-    reason = chosen["reason"]
-    netdev = next((gid.netdev for gid in gids if gid.index == chosen["gid_index"]), "")
-    if route and netdev:
-        reason += (
-            ", the way to the peer" if route == netdev else f"; the way to the peer is {route}"
-        )
+def _port(root: pathlib.Path, folder: str, port: int, chosen: Mapping[str, Any]) -> Port:
     return Port(
         number=port,
         state=_word(read(root, f"{folder}/state")),
@@ -115,9 +100,9 @@ def _port(
         link_layer=read(root, f"{folder}/link_layer"),
         rate=read(root, f"{folder}/rate"),
         active_mtu=chosen["mtu"],
-        gids=gids,
+        gids=tuple(_gids(root, folder)),
         gid_index=chosen["gid_index"],
-        gid_reason=reason,
+        gid_reason=chosen["reason"],
         problem=chosen["problem"],
     )
 

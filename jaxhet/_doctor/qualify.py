@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from jaxhet import _clusters, _config, _initialize, _session, _set_up
 from jaxhet._config import Config
-from jaxhet._doctor import exchanges, links
+from jaxhet._doctor import exchanges
 from jaxhet._doctor.exchanges import Found, PeerFound
 from jaxhet._errors import UsageError
 from jaxhet._jax import platforms
@@ -93,12 +93,9 @@ class _Member:
     host_id: str
     platform: str
     versions: dict[str, str]
-    address: str  # host:port; nobody listens on the port
 
 
 type Pair = tuple[int, int]
-# Findings of a process, and rates of its links by peer and transport.
-type Answer = tuple[Found, dict[str, dict[str, float | None]]]
 
 
 class _Job:
@@ -115,8 +112,8 @@ class _Job:
         self._process = session.process
         self._host = session.config.socket_address or session.local_address
         self._environ = environ
-        info = _set_up.make_process_info(session.config, join_address(self._host, "1"))
-        own = _Member(self._process, info.host, info.host_id, platform, info.versions, info.address)
+        info = _set_up.make_process_info(session.config, "")
+        own = _Member(self._process, info.host, info.host_id, platform, info.versions)
         self._members = [_Member(**fields) for fields in _gather(dataclasses.asdict(own))]
 
     def prove(self) -> Qualification:
@@ -150,7 +147,7 @@ class _Job:
         return proofs
 
     def _run_job(self, allowed: Sequence[str]) -> dict[str, Any]:
-        """Findings of this process in a job with these transports: a `Found`, with rates."""
+        """Findings of this process in a job with these transports: the fields of a `Found`."""
         address = _gather(_free_address(self._host))[0]
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "found.json"
@@ -162,12 +159,8 @@ class _Job:
                 check=False,
             )
             if file.exists():
-                found = json.loads(file.read_text())
-            else:
-                found = {"peers": {}, "error": f"it ended with exit code {ended.returncode}"}
-        for peer, seen in found["peers"].items():
-            seen["rates"] = {name: self._link(name, int(peer)) for name in seen["transports"]}
-        return found
+                return json.loads(file.read_text())
+        return {"peers": {}, "error": f"it ended with exit code {ended.returncode}"}
 
     def _environment(self, address: str, allowed: Sequence[str]) -> dict[str, str]:
         """Environment of this process's child in the job at an address."""
@@ -182,12 +175,6 @@ class _Job:
             "JAXHET_DEADLINE_S": _DEADLINE_S,
         }
 
-    def _link(self, transport: str, peer: int) -> float | None:
-        other = self._members[peer]
-        if other.host_id == self._members[self._process].host_id:
-            return None
-        return links.link_gb_per_s(self._config, transport, other.address)
-
 
 def _pair_proof(low: _Member, high: _Member, proofs: Mapping[str, Proof]) -> PairProof:
     return PairProof(
@@ -199,7 +186,7 @@ def _pair_proof(low: _Member, high: _Member, proofs: Mapping[str, Proof]) -> Pai
     )
 
 
-def pair_proofs(answers: Sequence[Answer], pair: Pair, allowed: Sequence[str]) -> dict[str, Proof]:
+def pair_proofs(answers: Sequence[Found], pair: Pair, allowed: Sequence[str]) -> dict[str, Proof]:
     """The proofs of a pair of processes, from the answers of all of them. Pure."""
     low, high = pair
     sides = _side(answers[low], high, allowed), _side(answers[high], low, allowed)
@@ -211,9 +198,8 @@ def pair_proofs(answers: Sequence[Answer], pair: Pair, allowed: Sequence[str]) -
     return proofs
 
 
-def _side(answer: Answer, peer: int, allowed: Sequence[str]) -> dict[str, Proof]:
+def _side(found: Found, peer: int, allowed: Sequence[str]) -> dict[str, Proof]:
     """Proofs by transport, as one end of a pair sees them."""
-    found, rates = answer
     seen = found.peers.get(str(peer), PeerFound(rounds_left=1))
     problem = seen.problem
     if seen.rounds_left:
@@ -223,15 +209,13 @@ def _side(answer: Answer, peer: int, allowed: Sequence[str]) -> dict[str, Proof]
     proofs = {name: Proof(name, "refused", reason, ()) for name, reason in seen.refused}
     # A job that did not start has named no transport: the best allowed one counts as unproven.
     for name in seen.transports or allowed[:1]:
-        rate = rates.get(str(peer), {}).get(name)
-        proofs[name] = Proof(name, state, problem, swaps, rate)
+        proofs[name] = Proof(name, state, problem, swaps)
     return {name: proof for name, proof in proofs.items() if name in allowed}
 
 
-def _from_json(fields: dict[str, Any]) -> Answer:
-    rates = {peer: seen.pop("rates") for peer, seen in fields["peers"].items()}
+def _from_json(fields: dict[str, Any]) -> Found:
     peers = {peer: PeerFound(**seen) for peer, seen in fields["peers"].items()}
-    return Found(peers, fields["error"]), rates
+    return Found(peers, fields["error"])
 
 
 def _free_address(host: str) -> str:
@@ -246,9 +230,7 @@ def merge(low: Proof, high: Proof, processes: Pair) -> Proof:
     sides = zip(processes, (low, high), strict=True)
     reasons = [f"process {process}: {side.reason}" for process, side in sides if side.reason]
     reason = low.reason if low.reason == high.reason else "; ".join(reasons)
-    rates = [side.link_gb_per_s for side in (low, high) if side.link_gb_per_s is not None]
-    link = min(rates, default=None)
-    return Proof(low.transport, worst((low, high)).state, reason, low.swaps, link)
+    return Proof(low.transport, worst((low, high)).state, reason, low.swaps)
 
 
 def _gather(message: Any) -> Sequence[Any]:

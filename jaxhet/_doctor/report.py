@@ -7,9 +7,7 @@ None. `SCHEMA` changes when a field is removed or gets another meaning, not when
 import dataclasses
 from typing import Literal
 
-from jaxhet._paths import Refusal
-
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,25 +197,6 @@ class Nic:
 
 
 @dataclasses.dataclass(frozen=True)
-class Distance:
-    """The path between a GPU and a NIC.
-
-    Attributes:
-      gpu: Id of the GPU.
-      nic: Name of the NIC.
-      path: In the words of `nvidia-smi topo`: "PIX" one PCIe switch at most; "PXB" several
-        switches; "PHB" the CPU's host bridge; "NODE" several host bridges of one NUMA node; "SYS"
-        the link between NUMA nodes.
-      nearest: No other NIC is nearer to this GPU.
-    """
-
-    gpu: str
-    nic: str
-    path: str
-    nearest: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Host:
     """The kernel and its limits.
 
@@ -227,9 +206,6 @@ class Host:
         `kernel_config` is "".
       kernel_config: File that lists the options; "" if there is none.
       memlock_bytes: How much memory this process may lock, which RDMA needs; None: any amount.
-      ptrace_scope: Value of the kernel's Yama; 0 without Yama. Above 0, `process_vm` may not read
-        another process's memory.
-      seccomp: Whether a filter of system calls is at work (containers).
       shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: it is not there.
     """
 
@@ -237,41 +213,7 @@ class Host:
     kernel_options: dict[str, str | None]
     kernel_config: str
     memlock_bytes: int | None
-    ptrace_scope: int
-    seccomp: bool
     shm_bytes: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Path:
-    """The transport of two processes for host memory; found by two engines that try it.
-
-    Attributes:
-      pair: "same host" or "other host".
-      transport: Name of the transport; "" if none works.
-      refused: Transports that can't be used.
-    """
-
-    pair: str
-    transport: str
-    refused: tuple[Refusal, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """The answer to `--peer`.
-
-    Attributes:
-      address: host:port.
-      reachable: Whether a connection was made.
-      text: How, or why not, and the next step.
-      netdev: The network device on the way there, or "".
-    """
-
-    address: str
-    reachable: bool
-    text: str
-    netdev: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,12 +227,7 @@ class Report:
       software: Versions.
       vendors: In the order in which they are tried.
       nics: By name.
-      distances: Distance of each GPU to each NIC.
       host: The kernel and its limits.
-      paths: Between two processes, for host memory.
-      device_transports: Between GPUs of two processes, best first. A job takes the first one that
-        the two devices prove when it starts; it is not tried here.
-      peer: With `--peer`, else None.
     """
 
     schema: int
@@ -299,8 +236,4 @@ class Report:
     software: Software
     vendors: tuple[Vendor, ...]
     nics: tuple[Nic, ...]
-    distances: tuple[Distance, ...]
     host: Host
-    paths: tuple[Path, ...]
-    device_transports: tuple[str, ...]
-    peer: Peer | None

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxhet._doctor.report import Host, Nic, Part, Report, Software, Vendor
-from jaxhet._job.proofs import PairProof, Proof, Qualification, Swap
+from jaxhet._job.proofs import Qualification
 
 _COLOURS = {"error": "bold red", "warning": "yellow"}
 
@@ -18,20 +18,7 @@ def show(report: Report, console: Console) -> None:
     _section(console, "GPUs", (row for vendor in report.vendors for row in _of_vendor(vendor)))
     nics = [row for nic in report.nics for row in _of_nic(nic)]
     _section(console, "NICs", nics or [("none", "the kernel has no InfiniBand or RoCE device")])
-    if report.distances:
-        _section(
-            console,
-            "GPU to NIC",
-            (
-                (f"{d.gpu} - {d.nic}", d.path + (", nearest" if d.nearest else ""))
-                for d in report.distances
-            ),
-        )
     _section(console, "Kernel", _of_host(report.host))
-    _section(console, "Transports", _of_paths(report))
-    if report.peer:
-        by = f" by {report.peer.netdev}" if report.peer.netdev else ""
-        _section(console, "Peer", [(report.peer.address + by, report.peer.text)])
     for finding in report.findings:
         console.print(Text(f"{finding.level}: ", _COLOURS[finding.level]) + Text(finding.text))
     if report.ok:
@@ -41,7 +28,7 @@ def show(report: Report, console: Console) -> None:
 def show_proofs(found: Qualification, console: Console) -> None:
     """Prints the proofs, a line for each size."""
     table = Table(box=None, pad_edge=False)
-    for title in ("processes", "transport", "bytes", "p50 us", "GB/s each way", "of link"):
+    for title in ("processes", "transport", "bytes", "p50 us", "GB/s each way"):
         table.add_column(title, justify="left" if title in ("processes", "transport") else "right")
     unproven = []
     for pair in found.pairs:
@@ -52,7 +39,7 @@ def show_proofs(found: Qualification, console: Console) -> None:
                 unproven.append(f"{where}: {proof.transport} {proof.state}: {proof.reason}")
             for swap in proof.swaps:
                 figures = (f"{swap.num_bytes}", f"{swap.p50_us:.0f}", f"{swap.gb_per_s:.3g}")
-                table.add_row(Text(where), proof.transport, *figures, _of_link(pair, proof, swap))
+                table.add_row(Text(where), proof.transport, *figures)
     console.print(table)
     for line in unproven:
         console.print(Text(line, "yellow"))
@@ -62,12 +49,6 @@ def show_proofs(found: Qualification, console: Console) -> None:
         else "error: a pair has no proven transport, or one failed"
     )
     console.print(Text(conclusion, "green" if found.ok else "bold red"))
-
-
-def _of_link(pair: PairProof, proof: Proof, swap: Swap) -> str:
-    if proof.link_gb_per_s is None:
-        return "" if pair.same_host else "unknown"
-    return f"{swap.gb_per_s / proof.link_gb_per_s:.0%}"
 
 
 def _section(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
@@ -134,18 +115,7 @@ def _of_host(host: Host) -> Iterable[tuple[str, str]]:
     for name, value in host.kernel_options.items():
         yield name, "unknown: no /boot/config, no /proc/config.gz" if value is None else value
     yield "locked memory", "unlimited" if host.memlock_bytes is None else _size(host.memlock_bytes)
-    yield "ptrace_scope", f"{host.ptrace_scope}{', seccomp filter' if host.seccomp else ''}"
     yield "/dev/shm", "not there" if host.shm_bytes is None else _size(host.shm_bytes)
-
-
-def _of_paths(report: Report) -> Iterable[tuple[str, str]]:
-    for path in report.paths:
-        yield path.pair, path.transport or "none"
-        for refusal in path.refused:
-            yield f"  not {refusal.transport}", refusal.reason
-    if any(vendor.gpus for vendor in report.vendors):
-        table = ", ".join(report.device_transports)
-        yield "between GPUs", f"the first of {table} that both prove when a job starts"
 
 
 def _size(num_bytes: int) -> str:

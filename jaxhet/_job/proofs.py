@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, Self
 
-SCHEMA = 2
+SCHEMA = 3
 _STATES = ("failed", "refused", "proven")  # worst first
 
 
@@ -39,15 +39,12 @@ class Proof:
         and it does not work.
       reason: Message of each side, if the transport is not proven.
       swaps: Measurements by the lower one of the two processes.
-      link_gb_per_s: Rate of the network link in each direction, in 1e9 B/s: the smaller known rate
-        of the two ends; None: both are unknown, or the processes share a host.
     """
 
     transport: str
     state: Literal["proven", "refused", "failed"]
     reason: str
     swaps: tuple[Swap, ...]
-    link_gb_per_s: float | None = None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:

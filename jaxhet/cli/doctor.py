@@ -19,11 +19,7 @@ _WIDTH = 100  # width of text in a file
 _REPORT = pathlib.Path("jaxhet-qualify.json")
 
 
-def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
-    peer: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="try to reach this address as well"),
-    ] = None,
+def doctor(
     qualify: Annotated[
         bool, typer.Option(help="prove the transports between the processes of a job, on CPU")
     ] = False,
@@ -68,7 +64,7 @@ def doctor(  # noqa: PLR0913 (one parameter an option: typer reads them)
     from jaxhet._doctor import text  # and with them JAX
     from jaxhet._doctor.collect import collect
 
-    found = collect(peer)
+    found = collect()
     if as_json:
         print(_json(found), end="")
     else:

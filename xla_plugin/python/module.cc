@@ -25,7 +25,6 @@
 #include "xla_plugin/engine/registry.h"
 #include "xla_plugin/ffi/handlers.h"
 #include "xla_plugin/net/seal.h"
-#include "xla_plugin/net/verbs/distance.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/relay.h"
 
@@ -382,13 +381,6 @@ NB_MODULE(_engine, m) {
       Released());
 
   m.def("nics", &jaxhet::ListNics, nb::arg("options"));
-  m.def(
-      "distance",
-      [](const std::string& sysfs, const std::string& a, const std::string& b) {
-        const auto distance = jaxhet::verbs::DistanceBetween(sysfs, a, b);
-        return std::string(jaxhet::verbs::kDistanceNames.at(static_cast<size_t>(distance)));
-      },
-      nb::arg("sysfs"), nb::arg("a"), nb::arg("b"));
   nb::class_<jaxhet::Relay>(m, "Relay")
       .def(nb::init<const std::string&, const std::string&>(), nb::arg("host"), nb::arg("port"))
       .def_prop_ro("port", &jaxhet::Relay::port)
@@ -405,9 +397,6 @@ NB_MODULE(_engine, m) {
 
   m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"));
 
-  nb::list distances;
-  for (const std::string_view name : jaxhet::verbs::kDistanceNames) distances.append(name.data());
-  m.attr("DISTANCES") = distances;
   nb::dict kinds;
   for (const auto& [name, kind] : jaxhet::kExchangeKinds) {
     kinds[name.data()] = static_cast<int64_t>(kind);

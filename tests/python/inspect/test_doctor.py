@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import pytest
 
 from jaxhet import _ffi
-from jaxhet._doctor import peer, report, second_look, software
+from jaxhet._doctor import report, second_look, software
 from jaxhet._doctor.gpus import read_vendors
-from jaxhet._doctor.paths import try_paths
 from jaxhet._errors import UsageError
 from jaxhet._job import proofs
-from jaxhet._paths import Refusal
 from tests.support import schemas
 from tests.support.jobs import ROOT
 
@@ -54,26 +51,11 @@ def test_json_is_the_report():
     found = json.loads(ended.stdout)
     assert list(found) == [field.name for field in dataclasses.fields(report.Report)]
     assert ended.returncode == (0 if found["ok"] else 1), ended.stderr
-    assert [path["pair"] for path in found["paths"]] == [
-        "same host",
-        "other host",
-    ]
-
-
-def test_peer_that_refuses_is_exit_code_1():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    ended = _doctor("--peer", address)
-    assert ended.returncode == 1
-    text = " ".join(ended.stdout.split())
-    assert f"error: {address} can't be reached: refused: the host answers" in text
-    assert "ok: all that is needed works" not in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "env", "words"),
     [
-        (["--peer", "amd0"], {}, "--peer 'amd0' is not host:port"),
         ([], {"JAXHET_TRANSPORTS": "pigeon"}, "transports takes cuda_ipc, hip_ipc, host"),
         (["--process-id", "1"], {}, "--process-id is of use with --qualify only"),
         (["--report", "x.json"], {}, "--report is of use with --qualify only"),
@@ -90,51 +72,6 @@ def test_wrong_use_is_exit_code_2(arguments: list[str], env: dict[str, str], wor
     ended = _doctor(*arguments, **env)
     assert ended.returncode == 2
     assert words in ended.stderr
-
-
-def test_paths_are_what_two_engines_agree_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAXHET_TRANSPORTS", "process_vm,socket")
-    same_host, other_host = try_paths()
-    assert other_host.transport == "socket"
-    assert {r.transport: r.reason for r in other_host.refused} == {
-        "process_vm": "the processes are on different hosts",
-        "verbs": "not allowed by the options",
-    }
-    # process_vm needs leave to read another process
-    assert same_host.transport in ("process_vm", "socket")
-    assert Refusal("verbs", "not allowed by the options") in same_host.refused
-
-
-def test_no_path_says_what_each_transport_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAXHET_TRANSPORTS", "process_vm")
-    *_, other_host = try_paths()
-    assert other_host.transport == ""
-    (refusal,) = other_host.refused
-    assert "process_vm: the processes are on different hosts" in refusal.reason
-
-
-def test_peer_that_listens_is_reached():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"localhost:{server.getsockname()[1]}"
-        found = peer.reach(address)
-    assert (found.address, found.reachable, found.netdev) == (address, True, "lo")
-    assert found.text == "connected from 127.0.0.1 to 127.0.0.1"
-
-
-def test_peer_behind_a_firewall_is_said(monkeypatch: pytest.MonkeyPatch):
-    def dropped(*_: Any) -> socket.socket:
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr(socket, "create_connection", dropped)
-    found = peer.reach("192.0.2.1:7000")
-    assert not found.reachable
-    assert found.text.startswith("no answer within 5 s: a firewall drops it, or the host is down")
-
-
-def test_name_that_nobody_knows_is_said():
-    found = peer.reach("no-such-host.invalid:7000")
-    assert not found.reachable
-    assert "no-such-host.invalid is not a name that this machine knows" in found.text
 
 
 def test_plugins_are_found_and_compared_with_jaxlib():

@@ -1,15 +1,12 @@
-"""Kernel, limits and distances, on machines that are not here."""
+"""Kernel, limits and GPUs, on machines that are not here."""
 
 import gzip
 import pathlib
 
 import pytest
 
-from jaxhet._doctor.distance import read_distances
 from jaxhet._doctor.gpus import find_hardware
 from jaxhet._doctor.host import read_host
-from jaxhet._doctor.nics import Choice, read_nics
-from jaxhet._doctor.report import Gpu, Vendor
 from jaxhet._vendors import BY_NAME
 from tests.python.inspect.trees import LIMITS, Tree
 
@@ -18,8 +15,7 @@ def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
     host = read_host(tmp_path)
     assert (host.kernel, host.kernel_config) == ("", "")
     assert set(host.kernel_options.values()) == {None}
-    assert (host.memlock_bytes, host.ptrace_scope, host.seccomp) == (None, 0, False)
-    assert host.shm_bytes is None
+    assert (host.memlock_bytes, host.shm_bytes) == (None, None)
 
 
 def test_kernel_options_come_from_boot(tmp_path: pathlib.Path):
@@ -46,55 +42,6 @@ def test_kernel_options_come_from_proc_where_boot_has_none(tmp_path: pathlib.Pat
 def test_memlock_limit(tmp_path: pathlib.Path, soft: str, limit: int | None):
     Tree(tmp_path).file("proc/self/limits", LIMITS.format(soft=soft))
     assert read_host(tmp_path).memlock_bytes == limit
-
-
-def test_what_may_read_other_processes(tmp_path: pathlib.Path):
-    tree = Tree(tmp_path)
-    tree.file("proc/sys/kernel/yama/ptrace_scope", 2)
-    tree.file("proc/self/status", "Name:\tpython\nSeccomp:\t2\nSeccomp_filters:\t1")
-    host = read_host(tmp_path)
-    assert (host.ptrace_scope, host.seccomp) == (2, True)
-
-
-GPU = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0"  # below a switch
-
-
-@pytest.mark.parametrize(
-    ("nic", "numa_node", "path"),
-    [
-        ("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0", 0, "PIX"),
-        (
-            "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0/0000:05:00.0/"
-            "0000:06:00.0",
-            0,
-            "PXB",
-        ),
-        ("pci0000:00/0000:00:02.0/0000:07:00.0", 0, "PHB"),
-        ("pci0000:40/0000:40:01.0/0000:41:00.0", 0, "NODE"),
-        ("pci0000:80/0000:80:01.0/0000:81:00.0", 1, "SYS"),
-    ],
-)
-def test_distance_of_gpu_and_nic(tmp_path: pathlib.Path, nic: str, numa_node: int, path: str):
-    tree = Tree(tmp_path)
-    gpu = tree.pci(GPU)
-    tree.nic("mlx5_0", nic)
-    tree.file(f"sys/devices/{nic}/numa_node", numa_node)
-    (distance,) = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path, Choice(())))
-    assert (distance.gpu, distance.nic, distance.path) == ("cuda:0", "mlx5_0", path)
-
-
-def test_nearest_nic_is_marked(tmp_path: pathlib.Path):
-    tree = Tree(tmp_path)
-    gpu = tree.pci(GPU)
-    tree.nic("far", "pci0000:80/0000:80:01.0/0000:81:00.0")
-    tree.nic("near", "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0")
-    found = read_distances(tmp_path, [_vendor(gpu)], read_nics(tmp_path, Choice(())))
-    assert {d.nic: d.nearest for d in found} == {"far": False, "near": True}
-
-
-def _vendor(pci: str) -> Vendor:
-    gpu = Gpu("cuda:0", "NVIDIA H200", pci, "0" * 32, "13.0", True, True, True)
-    return Vendor("cuda", (pci,), "", (gpu,))
 
 
 def test_hardware_is_found_by_vendor_and_class(tmp_path: pathlib.Path):

@@ -40,19 +40,6 @@ def test_roce_shows_all_gids_and_the_transports_choice(tmp_path: pathlib.Path):
     assert (port.active_mtu, port.problem, nic.problem) == (4096, "", "")
 
 
-@pytest.mark.parametrize(
-    ("route", "words"),
-    [
-        ("ens1f0", "RoCE v2, IPv4, on ens1f0, the way to the peer"),
-        ("eth0", "RoCE v2, IPv4, on ens1f0; the way to the peer is eth0"),
-    ],
-)
-def test_way_to_the_peer_is_said(tmp_path: pathlib.Path, route: str, words: str):
-    Tree(tmp_path).roce_host()
-    (nic,) = read_nics(tmp_path, chosen("mlx5_0"), route)
-    assert nic.ports[0].gid_reason == words
-
-
 def test_without_libibverbs_nothing_is_chosen(tmp_path: pathlib.Path):
     Tree(tmp_path).roce_host()
     (nic,) = read_nics(tmp_path, Choice((), "dlopen: libibverbs.so.1: cannot open"))

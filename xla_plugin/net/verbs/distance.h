@@ -1,7 +1,6 @@
 #ifndef XLA_PLUGIN_NET_VERBS_DISTANCE_H_
 #define XLA_PLUGIN_NET_VERBS_DISTANCE_H_
 
-#include <array>
 #include <string>
 #include <string_view>
 
@@ -10,10 +9,6 @@ namespace jaxhet::verbs {
 // Path between a GPU and a NIC, nearest first: one PCIe switch at most; several; the CPU's
 // host bridge; several host bridges of one NUMA node; the link between NUMA nodes.
 enum class Distance { kPix, kPxb, kPhb, kNode, kSys };
-
-// In the words of `nvidia-smi topo`.
-inline constexpr std::array<std::string_view, 5> kDistanceNames = {"PIX", "PXB", "PHB", "NODE",
-                                                                   "SYS"};
 
 inline constexpr std::string_view kSysfs = "/sys";
 
