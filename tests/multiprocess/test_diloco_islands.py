@@ -15,7 +15,8 @@ import os
 from models import pretrain
 pretrain.main([
     "--config=tiny", "--batch=8", "--seq=16", "--warmup=1", "--steps=9", "--log-every=3",
-    "--eval-every=8", "--checkpoint-every=1", "--keep=9", "--diloco", "--diloco-sync-period=4",
+    "--eval-every=8", "--checkpoint-every=" + os.environ["EVERY"], "--keep=9",
+    "--diloco", "--diloco-sync-period=4",
     "--num-communication-overlapping-steps=2", "--wire=mxint4", "--digest", "--resume",
     "--mesh=" + os.environ["MESH"], "--run-dir=" + os.environ["FOLDER"]])
 """
@@ -34,7 +35,8 @@ def test_run_resumed_between_start_and_finish_has_the_losses_of_a_whole_one(
 ) -> None:
     def measured(name: str) -> list[tuple[float, ...]]:
         settings = {"MESH": mesh, "JAX_NUM_CPU_DEVICES": str(devices), **FAST_COMPILE}
-        jobs = job(2, FOLDER=str(tmp_path / name), **settings)
+        every = "1" if steps[1:] else str(steps[0])
+        jobs = job(2, FOLDER=str(tmp_path / name), EVERY=every, **settings)
         for ended in run(PROGRAM, *jobs, timeout_s=190):
             assert ended.code == 0, ended.text
             assert "unless a checkpoint has the handle" in ended.text

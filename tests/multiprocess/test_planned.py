@@ -4,7 +4,6 @@ import pytest
 
 from jaxhet.testing import Shape
 from tests.support.jobs import Start
-from tests.support.scripts import job, run
 
 EXCHANGES = {  # in each step
     ("scan", "flat"): 20,
@@ -38,17 +37,3 @@ def test_plan_is_what_the_engine_counts(
         assert answer["bytes"] == 2 * report.bytes_per_step
         assert answer["hits"] == 1
         assert others == [report] * 2
-
-
-def test_plan_in_a_job_of_one_island_is_empty() -> None:
-    script = """
-import jax, jaxhet
-jaxhet.initialize(island="a")
-mesh = jaxhet.make_mesh({"x": -1})
-specs = {"in_specs": jax.P("x"), "out_specs": jax.P()}
-f = jax.jit(jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, **specs))
-report = jaxhet.plan(f, jax.ShapeDtypeStruct((4,), "float32"))
-print("told", jaxhet.islands()[0].name, report.exchanges, report.text())
-"""
-    for ended in run(script, *job(2, JAXHET_CPU_DEVICES="2")):
-        assert "told a () nothing crosses islands" in ended.text

@@ -221,17 +221,6 @@ def test_long_round_trip_needs_more_sockets(
         assert bootstrap._num_data(control, fewest, pairs) == sockets
 
 
-@pytest.mark.parametrize(
-    ("told", "round_trip_us"), [(7, 7), (2**32 - 1, 0), (None, 0)], ids=["7 us", "unknown", "old"]
-)
-def test_round_trip_that_the_kernel_does_not_know_is_0(
-    told: int | None, round_trip_us: int
-) -> None:
-    info = b"" if told is None else _listener_module._TCP_INFO.pack(told)
-    sock: Any = types.SimpleNamespace(getsockopt=lambda *_: info)
-    assert _listener_module._round_trip_us(sock) == round_trip_us
-
-
 class _Ends:
     """Two processes of a job in this one, and their sockets to each other.
 
@@ -343,28 +332,6 @@ def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[
     assert "Connection refused" in line
     assert f"Its data connections go over {ends.infos[0].address}." in line
     assert line.endswith("name others with JAXHET_SOCKET_INTERFACES")
-
-
-def test_interface_at_which_another_job_answers_is_left(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.1.2", "127.0.2.2"])
-    stranger = Listener("127.0.2.9", 0, 0, SECRET, OTHER_JOB, _loopback(["127.0.2.9"]))
-    announced = (ends.listeners[0].interfaces[0].announced(), stranger.interfaces[0].announced())
-    ends.infos[0] = dataclasses.replace(ends.infos[0], interfaces=announced)
-    with contextlib.closing(stranger), contextlib.closing(ends):
-        first, second = ends.connect(4)
-        with pytest.raises(TransportError, match="process 1 is of another job"):
-            stranger.take({(1, 2)}, time.monotonic() + 0.1, lambda: None)
-    assert {own for own, _ in _addresses(first.data)} == {"127.0.1.1"}
-    assert {other for _, other in _addresses(second.data)} == {"127.0.1.1"}
-    _addresses([first.control, second.control])
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("jaxhet: [process 1] socket leaves lo (127.0.2.2/24): no connection to")
-    assert (
-        f": process 0, which answers at {stranger.address} in place of {ends.infos[0]}, is of"
-        f" another job with the same job secret (id {OTHER_JOB.hex()}, here {JOB.hex()}); give"
-    ) in line
 
 
 def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> None:

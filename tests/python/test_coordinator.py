@@ -1,9 +1,6 @@
 """The coordinator tells all processes when one fails, whatever that process sends."""
 
-import concurrent.futures
-import contextlib
 import dataclasses
-import os
 import re
 import socket
 import sys
@@ -13,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import typer
 
 from jaxhet import _config, _set_up
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, TransportError, UsageError
@@ -97,9 +93,7 @@ def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"failed": 7},
         {"failed": ["UsageError"]},
-        {"need": 3},
         {"need": [[]]},
         7,
         None,
@@ -392,49 +386,6 @@ def _is_answered(address: str) -> bool:
 
 
 # The coordinator as a service.
-
-
-def _serve(
-    options: dict[str, Any], processes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> int:
-    """The exit code of `jaxhet coordinator`, to which processes come and leave."""
-    monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
-    monkeypatch.setenv("JAXHET_CONNECT_TIMEOUT_S", "1")
-    address = f"127.0.0.1:{free_port()}"
-
-    def serve() -> int:
-        with contextlib.suppress(typer.Exit):
-            coordinator.coordinator(address, **options)
-            return 0
-        return 1
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        code = pool.submit(serve)
-        for given in processes:
-            member = membership.connect(address, b"a secret of tests", 5)
-            with contextlib.suppress(JaxhetError):
-                member.join(
-                    _set_up.make_process_info(_config.resolve(given, {}), "127.0.0.1:9000"), 10
-                )
-            member.leave()
-        return code.result(20)
-
-
-def test_service_ends_well_with_the_job(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _serve({"islands": "amd=1"}, [_at("amd", 0)], monkeypatch) == 0
-    assert "the job has ended" in capsys.readouterr().err
-    assert "JAXHET_JOB_SECRET" not in os.environ
-
-
-def test_service_ends_with_an_error_when_a_process_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(_coordinator, "_LINGER_S", 0.1)
-    processes = [{"island": "amd", "process_id": 1, "num_processes": 2}]
-    assert _serve({"num_processes": 2}, processes, monkeypatch) == 1
-    assert "the job has failed: process 0 of 2 has not joined within 1 s" in capsys.readouterr().err
 
 
 def test_service_without_a_secret_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

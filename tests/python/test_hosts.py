@@ -226,21 +226,16 @@ _GOOD = "coordinator: 127.0.0.1\nhosts: [{island: a}]\n"
     ("text", "words"),
     [
         ("hosts: [", "is not YAML: while parsing"),
-        ("- a\n", "is not a mapping; its keys are coordinator, hosts, ssh, env"),
         ("hosts: [{island: a}]\n", "has no coordinator, which it needs"),
         ("coordinator: 127.0.0.1\nhosts: []\n", "hosts is empty; name at least one host"),
-        ("coordinator: 127.0.0.1\nhosts: a\n", "hosts: 'a' is not a list of hosts"),
-        (f"{_GOOD}hsots: []\n", "has a key 'hsots' that means nothing; did you mean hosts?"),
         (_GOOD.replace("{island: a}", "{host: b}"), r"hosts\[0\] has no island, which it needs"),
         (_GOOD.replace("a}", "a, devices: 0}"), "devices: 0 is not a number above 0"),
-        (_GOOD.replace("a}", "a, processes: true}"), "processes: True is not a number above 0"),
         (_GOOD.replace("a}", "a, host: -oProxyCommand=x}"), "does not begin with -"),
         (_GOOD.replace("a}", "a, env: {X: yes}}"), "put quotes around yes, no and on"),
         (
             _GOOD.replace("a}", "a, python: python3.12}"),
             "has python, which is for hosts that ssh reaches",
         ),
-        (_GOOD.replace("a}", "[]}"), "is not a name without blanks"),
     ],
 )
 def test_cluster_file_that_is_wrong(text: str, words: str, tmp_path: pathlib.Path):

@@ -11,7 +11,6 @@ import pytest
 
 from jaxhet import _config, _islands, _set_up
 from jaxhet._device_channels import plan_channels
-from jaxhet._errors import PeerError
 from jaxhet._job import connector as _connector
 from jaxhet._job.bootstrap import PeerSockets, RankSockets
 from jaxhet._job.listener import Link, Listener
@@ -145,11 +144,3 @@ def test_all_channels_can_be_needed_at_once() -> None:
             for other in others:
                 _check_joined(one, processes[other])
         assert not any(process.failures for process in processes)
-
-
-@pytest.mark.parametrize(("needs", "needed"), [(0, 1), (1, 0)])
-def test_process_that_has_left_is_named(needs: int, needed: int) -> None:
-    with _job("auto") as processes:
-        processes[needed].has_left = True
-        with pytest.raises(PeerError, match=rf"process {needed} .* has left the job"):
-            processes[needs].connector.need([needed])

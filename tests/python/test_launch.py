@@ -226,16 +226,6 @@ def test_islands_of_unequal_size_have_their_numbers_of_processes_and_devices():
     assert sorted(result.stdout.splitlines()) == ["[island0/0] 2 4", *others]
 
 
-def test_two_jobs_at_once_have_ports_and_secrets_of_their_own():
-    code = 'print(os.environ["JAXHET_COORDINATOR_ADDRESS"], os.environ["JAXHET_JOB_SECRET"])'
-    with _launched("--islands 1", code) as first, _launched("--islands 1", code) as second:
-        (address1, secret1), (address2, secret2) = (
-            popen.communicate(timeout=_TIMEOUT_S)[0].split()[1:] for popen in (first, second)
-        )
-    assert address1 != address2
-    assert secret1 != secret2
-
-
 @pytest.mark.parametrize(
     ("variable", "default", "own"),
     [
@@ -247,21 +237,6 @@ def test_what_the_user_has_set_is_kept(variable: str, default: str, own: str):
     code = f'print(os.environ["{variable}"])'
     assert _launch("--islands 1", code).stdout == f"[island0/0] {default}\n"
     assert _launch("--islands 1", code, **{variable: own}).stdout == f"[island0/0] {own}\n"
-
-
-def test_gpus_are_dealt_out_by_island_and_cpu_devices_are_not_asked_for():
-    code = (
-        'print(*(os.environ.get(n) for n in ("CUDA_VISIBLE_DEVICES", "JAXHET_LOCAL_DEVICE_IDS",'
-        ' "JAXHET_CPU_DEVICES")))'
-    )
-    given = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "4,2,GPU-a,7"}
-    result = _launch("--processes-per-island 1,2 --devices 2,1", code, **given)
-    assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == [
-        "[island0/0] 4,2,GPU-a,7 0,1 None",
-        "[island1/1] GPU-a,4,2,7 0 None",
-        "[island1/2] 7,4,2,GPU-a 0 None",
-    ]
 
 
 # Failure.
@@ -379,19 +354,6 @@ def test_signal_that_is_not_heeded_is_told_and_its_number_is_the_exit_code():
     assert popen.returncode == 128 + signal.SIGTERM
 
 
-def test_process_that_ignores_sigterm_is_killed():
-    code = """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if process == 1:
-        time.sleep(0.5)
-        sys.exit(1)
-    time.sleep(1000)
-    """
-    result = _launch("--grace 0", code)
-    assert result.returncode == 1
-    assert "killed by SIGKILL (the launcher sent SIGKILL)" in result.stderr
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_is_passed_on_and_the_processes_decide(number: signal.Signals):
     code = f"""
@@ -411,18 +373,6 @@ def test_signal_is_passed_on_and_the_processes_decide(number: signal.Signals):
         out, _err = popen.communicate(timeout=_TIMEOUT_S)
     assert sorted(out.splitlines()) == [f"[island{i}/{i}] got {int(number)}" for i in range(2)]
     assert popen.returncode == 0
-
-
-def test_signal_without_handler_is_the_exit_code():
-    code = 'signal.signal(signal.SIGINT, signal.SIG_DFL); print("ready"); time.sleep(1000)'
-    with _launched("", code) as popen:
-        assert popen.stdout is not None
-        for _ in range(2):
-            popen.stdout.readline()
-        popen.send_signal(signal.SIGINT)
-        _out, err = popen.communicate(timeout=_TIMEOUT_S)
-    assert popen.returncode == 128 + signal.SIGINT
-    assert "SIGINT was passed on to every process" in err
 
 
 def test_death_of_the_coordinator_is_part_of_the_summary():
@@ -536,7 +486,6 @@ def test_sizes_that_do_not_fit(options: launch.Options, flag: str):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--islands 0", "--islands"),
         ("--devices 2,0", "'2,0' is not a number above 0"),
     ],
 )

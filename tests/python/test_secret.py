@@ -53,3 +53,9 @@ def test_secret_file_that_is_gone_is_said(tmp_path: pathlib.Path) -> None:
     )
     with pytest.raises(UsageError, match=words):
         read_secret(_config.resolve({"job_secret_file": str(file)}, {}))
+
+
+def test_secret_that_can_be_guessed_is_refused() -> None:
+    words = "the job secret has 15 bytes; one of less than 16 can be guessed: make one by `openssl"
+    with pytest.raises(UsageError, match=words):
+        read_secret(_config.resolve({"job_secret": "15 bytes are it"}, {}))

@@ -10,10 +10,6 @@ from jaxhet.compiler.groups import AxisRef, Mode
 from tests.python.compiler import hlo_text
 
 
-def test_iota_groups_row_major():
-    assert groups.iota_groups(2, [4], [0]) == ((0, 1), (2, 3))
-
-
 def test_iota_groups_transposed():
     assert groups.iota_groups(2, [2, 2], [1, 0]) == ((0, 2), (1, 3))
     assert groups.iota_groups(4, [2, 2, 2], [2, 0, 1]) == ((0, 2), (4, 6), (1, 3), (5, 7))
@@ -40,11 +36,6 @@ def test_mesh_groups_two_sub_axes_of_one_axis():
     ids = np.arange(8).reshape(2, 2, 2)
     expected = tuple(tuple(ids[:, middle].T.ravel().tolist()) for middle in (0, 1))
     assert groups.mesh_groups([8], [], refs) == expected
-
-
-def test_mesh_groups_with_axis_of_size_one():
-    assert groups.mesh_groups([1, 2], [], [AxisRef(0)]) == ((0,), (1,))
-    assert groups.mesh_groups([1, 2], [], [AxisRef(0), AxisRef(1)]) == ((0, 1),)
 
 
 def test_mesh_groups_with_device_order():
@@ -104,15 +95,6 @@ def test_mode_of_each_combination():
     assert groups.mode_of(True, None) is Mode.CROSS_PARTITION
 
 
-def test_split_into_local_groups_and_rails():
-    split = groups.split(((0, 1, 2, 3),), [0, 1, 2, 3], [0, 0, 1, 1])
-    assert split == groups.Split(
-        local=((0, 1), (2, 3)),
-        rails=((0, 2), (1, 3)),
-        places=((0, 0), (0, 1), (1, 0), (1, 1)),
-    )
-
-
 def test_split_keeps_group_order_within_islands_and_orders_islands():
     split = groups.split(((3, 0, 2, 1),), [0, 1, 2, 3], [1, 1, 0, 0])
     assert split == groups.Split(
@@ -158,11 +140,6 @@ def test_groups_of_unequal_size_fit_into_groups_of_all_logical_ids():
 def test_padded_groups_say_where_their_members_end():
     assert groups.padded(((3, 0, 1), (2,)), 4) == (3, 0, 1, -1, 2, -1, -1, -1)
     assert groups.padded(((3, 0), (2, 1)), 2) == (3, 0, 2, 1)
-
-
-def test_crosses():
-    assert groups.crosses((0, 2), (0, 0, 1))
-    assert not groups.crosses((0, 1), (0, 0, 1))
 
 
 def test_split_has_no_places_where_groups_meet_the_islands_in_different_orders():

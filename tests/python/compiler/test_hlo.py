@@ -74,13 +74,6 @@ def test_cycle_is_an_error():
         module.serialize()
 
 
-def test_shapes():
-    assert hlo.shape_text(hlo.array_shape(pb.BF16, [2, 3])) == "bf16[2,3]"
-    assert hlo.shape_text(hlo.array_shape(pb.F8E4M3FN, [2, 3], [0, 1])) == "f8e4m3fn[2,3]{0,1}"
-    assert hlo.num_bytes(hlo.array_shape(pb.C128, [2, 3])) == 96
-    assert hlo.num_bytes(hlo.array_shape(pb.PRED, [])) == 1
-
-
 def test_width_of_every_array_type():
     not_arrays = {pb.PRIMITIVE_TYPE_INVALID, pb.TUPLE, pb.OPAQUE_TYPE, pb.TOKEN, pb.BUFFER}
     for element_type in set(pb.PrimitiveType.values()) - not_arrays:

@@ -249,8 +249,3 @@ def _change(folder, name, contents=None):
     (folder / name).unlink(missing_ok=True)
     if contents is not None:
         (folder / name).write_bytes(contents)
-
-
-def test_no_model_is_one_line(tmp_path):
-    with pytest.raises(SystemExit, match=r"python -m models\.convert: .*config\.json"):
-        convert.main(["import", str(tmp_path), str(tmp_path / "ours")])

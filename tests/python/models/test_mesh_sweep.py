@@ -10,7 +10,6 @@ from benchmarks import mesh_sweep
 from benchmarks.mesh_report import Measured, Planned
 from models.configs import CONFIGS
 from models.extras.records import METRICS
-from models.pretrain import parse
 from models.train import Schedule, Trainer
 from tests.python.compiler.install_plugins import PLUGINS
 
@@ -36,13 +35,6 @@ SECONDS = (9.0, 5.0, 0.4, 0.5, 0.9)
 
 def rows() -> list[dict[str, float]]:
     return [{"step": step, "seconds": s, **METRIC} for step, s in enumerate(SECONDS, start=1)]
-
-
-def test_command_trains_on_the_mesh_of_the_job():
-    words = SWEEP.command("data=4")
-    options = parse(words[words.index("models.pretrain") + 1 :])
-    assert (options.mesh, options.steps, options.log_every) == ("data=4", 5, 1)
-    assert "--islands=2" in words
 
 
 @pytest.mark.parametrize(
@@ -88,11 +80,3 @@ def test_mesh_is_planned(vendor, make_mesh, monkeypatch, tmp_path):
     trainer = Trainer(CONFIGS["tiny"], Schedule(1e-3, 1, 0.1, 1.0), make_mesh(data=4))
     parameters = jax.tree.leaves(jax.eval_shape(lambda: trainer.init(0)).params)
     assert row.bytes_across >= sum(x.size for x in parameters) * 4 / 2
-
-
-def test_planning_a_mesh_that_can_not_be_says_why(tmp_path):
-    sweep = dataclasses.replace(SWEEP, run_dir=tmp_path, plan="cpu")
-    said = mesh_sweep.measure(sweep, "data=3")
-    assert said == (
-        "mesh {'data': 3} does not hold the job's 4 devices; choose sizes whose product is 4"
-    )

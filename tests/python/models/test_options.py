@@ -27,11 +27,8 @@ def test_cosine_ends_with_the_run_unless_it_is_told_otherwise():
     [
         ("stpes: 3", "unknown option 'stpes'; known options are config, init_from, steps"),
         ("- steps", "no mapping of options to values, as `steps: 100`"),
-        ("steps: many", "argument --steps: invalid int value: 'many'"),
-        ("config: huge", "invalid choice: 'huge'"),
         ("steps: 0", "--steps must be at least 1"),
         ("eval_part: 1", "--eval-part must be between 0 and 1"),
-        ("warmup: -1", "--warmup must be at least 0, not -1"),
         ("{", "run.yaml: while parsing"),
     ],
 )
@@ -46,16 +43,9 @@ def test_wrong_file_says_what_is_wrong(text, words, tmp_path, capsys):
     ("words", "error"),
     [
         ("--learning-rate=-1", "--learning-rate must be finite and at least 0, not -1.0"),
-        ("--learning-rate=nan", "--learning-rate must be finite and at least 0, not nan"),
         ("--weight-decay=inf", "--weight-decay must be finite and at least 0, not inf"),
         ("--max-gradient-norm=0", "--max-gradient-norm must be above 0, not 0.0"),
-        ("--peak-flops=0", "--peak-flops must be above 0, not 0.0"),
-        ("--checkpoint-every=-1", "--checkpoint-every must be at least 0, not -1"),
-        ("--eval-every=-1", "--eval-every must be at least 0, not -1"),
-        ("--loss-chunk=-1", "--loss-chunk must be at least 0, not -1"),
         ("--seed=-1", "--seed must be at least 0, not -1"),
-        ("--permute=-1", "--permute must be at least 0, not -1"),
-        ("--cosine-steps=-1", "--cosine-steps must be at least 0, not -1"),
         ("--cosine-steps=9", "--cosine-steps is of use with --schedule cosine only; give both"),
         ("--config-f=run.yaml", "unrecognized arguments: --config-f=run.yaml"),
     ],

@@ -139,10 +139,7 @@ jaxhet launch: failed first: process 0 (island0): exit code 3; it said: models.p
     [
         (["--run-dir=x"], "--run-dir is set for each run: leave it out"),
         (["--permutations=0"], "--permutations 0: the noise floor needs at least 1"),
-        (["--jobs=0"], "--jobs 0: at least 1 run at a time"),
-        (["--islands=1"], "--islands 1 and --devices 2: give at least 2 islands, and 1 device"),
         (["--devices=0"], "--islands 2 and --devices 0: give at least 2 islands, and 1 device"),
-        (["--tolerance=-1"], "--tolerance -1.0: give a number above 0"),
         (["--meshes", "data"], "is not of the form data=2,model=2"),
     ],
 )
