@@ -9,7 +9,6 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from models.configs import Config
-from models.generate import decode, prefill
 from models.huggingface import Params
 from models.llama import Llama
 
@@ -55,23 +54,3 @@ def whole(config: Config, params: Params, tokens: Any, jit: Callable[..., Any]) 
     """Logits [B, T, V] of whole texts."""
     compute = jit(lambda params: nnx.merge(graph(config), params)(tokens))
     return np.asarray(compute(params))
-
-
-def step_by_step(
-    config: Config, params: Params, tokens: Any, jit: Callable[..., Any]
-) -> np.ndarray:
-    """Logits [B, T - PROMPT + 1, V] after the prompt and after each token behind it, with a cache.
-
-    The texts are `tokens` [B, T]; the last logits are those after all of them.
-    """
-    model = graph(config)
-    batch, room = tokens.shape
-    begin = jit(lambda p, *args: prefill(nnx.merge(model, p), *args, room=room))
-    advance = jit(lambda p, *args: decode(nnx.merge(model, p), *args))
-    logits, past = begin(params, tokens[:, :PROMPT], np.full(batch, PROMPT, np.int32))
-    results = [logits]
-    for position in range(PROMPT, room):
-        lengths = np.full(batch, position, np.int32)
-        logits, past = advance(params, tokens[:, position], past, lengths)
-        results.append(logits)
-    return np.stack([np.asarray(logits) for logits in results], axis=1)
