@@ -20,12 +20,10 @@ from jaxhet.compiler.lowering import Lowering, Value
 
 def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
     """Makes an all-reduce the last step of its decomposition."""
-    is_exchanged = split is None or split.local_size == 1
     if _is_in_shape(lowering):
         _in_shape(lowering, opcode)
         return
-    values = [lowering.operand(i, is_exchanged) for i in range(len(lowering.operands))]
-    values, unpack = lowering.pack(values)
+    values, unpack = lowering.pack(lowering.flattened())
     if split is None:
         results = wire.all_reduce(lowering, values, lowering.collective.groups, opcode)
     else:

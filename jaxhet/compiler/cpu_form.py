@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import override
 
-from jaxhet.compiler import arithmetic, hlo, promotion, reorder
+from jaxhet.compiler import arithmetic, hlo, reorder
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
@@ -18,13 +18,7 @@ from jaxhet.compiler.lowering import Lowering, Rows, Value, present_rows
 
 @dataclasses.dataclass(frozen=True)
 class CpuLowering(Lowering):
-    """See `Lowering`.
-
-    Attributes:
-      is_narrow: Whether data is exchanged in the type that it had before XLA promoted it to f32.
-    """
-
-    is_narrow: bool = False
+    """See `Lowering`."""
 
     @property
     @override
@@ -39,10 +33,6 @@ class CpuLowering(Lowering):
         return self._moved(y, dims, [order.index(d) for d in range(len(order))])
 
     @override
-    def flatten(self, x: Instruction, number: int) -> Value:
-        return super().flatten(promotion.source(self.c, x) if self.is_narrow else x, number)
-
-    @override
     def unflat(self, x: Instruction, shape: Shape) -> Instruction:
         x = self._moved(x, shape.dimensions, _slowest_first(shape))
         return self.c.add("bitcast", shape, [x])
@@ -55,13 +45,6 @@ class CpuLowering(Lowering):
     @override
     def loop(self, xs: Sequence[Instruction], body: Body) -> Instruction:
         return arithmetic.loop_fusion(self.c, xs, body)
-
-    @override
-    def operand(self, number: int, is_exchanged: bool) -> Value:
-        x = self.operands[number]
-        source = promotion.source(self.c, x) if is_exchanged else x
-        element_type = x.shape.element_type
-        return dataclasses.replace(self.flatten(source, number), element_type=element_type)
 
     @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:

@@ -19,7 +19,6 @@ from jaxhet.compiler import (
     movement,
     pipeline,
     plan,
-    promotion,
     scatter,
     unshare,
     widen,
@@ -30,7 +29,6 @@ from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
 from jaxhet.compiler.exchange import ALGORITHMS, DIRECT, Half
 from jaxhet.compiler.gpu_form import GpuLowering
-from jaxhet.compiler.lowering import Lowering
 from jaxhet.compiler.options import Job, Options
 
 _POINT_TO_POINT = ("collective-broadcast", "collective-permute")
@@ -126,10 +124,6 @@ def _lower(
     """Makes a collective the last step of its decomposition; appends its exchanges."""
     split, note = _divide(collective, job, options, codec)
     opcode = collective.instruction.opcode
-    # Operands of XLA's own collectives keep XLA's types.
-    is_exchanged = split is None or split.local_size == 1
-    if opcode != "reduce-scatter" and not job.is_gpu and is_exchanged:
-        promotion.undo(collective)
     reducer = collectives.reducer(collective.computation.module, collective.instruction)
     name = [opcode]
     if reducer is not None:
@@ -141,11 +135,7 @@ def _lower(
     builder = ExchangeBuilder(
         collective, " ".join(name), algorithm, note, job, options, exchanges, codec
     )
-    lowering: Lowering
-    if job.is_gpu:
-        lowering = GpuLowering(collective, builder)
-    else:
-        lowering = CpuLowering(collective, builder, is_narrow=is_exchanged and reducer is None)
+    lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, builder)
     match opcode:
         case "all-reduce":
             assert reducer is not None

@@ -39,10 +39,6 @@ class GpuLowering(Lowering):
         return body(self.c, *xs)
 
     @override
-    def operand(self, number: int, is_exchanged: bool) -> Value:
-        return self.flatten(self.operands[number], number)
-
-    @override
     def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
         return [[value] for value in values]
 

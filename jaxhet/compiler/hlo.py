@@ -441,25 +441,6 @@ class Module:
         self.computations[computation.id] = computation
         return computation
 
-    def copy_computation(self, fused: Computation, root: Instruction) -> Computation:
-        """A copy of a fused computation, with another of its instructions as the root."""
-        needed = {root.id}
-        for old in reversed(fused.instructions):
-            if old.id in needed:
-                needed.update(old.operand_ids)
-
-        def build(c: Computation) -> Instruction:
-            copies: dict[int, Instruction] = {}
-            for old in fused.instructions:
-                if old.id not in needed and old.opcode != "parameter":
-                    continue
-                operands = [copies[i] for i in old.operand_ids]
-                new = copies[old.id] = c.add_copy(old, operands)
-                new.control_predecessor_ids[:] = [copies[i].id for i in old.control_predecessor_ids]
-            return copies[root.id]
-
-        return self.add_computation("fused", build, is_fusion=True)
-
     def remove_computation(self, computation: Computation) -> None:
         """Removes a computation that has no caller any more."""
         del self.computations[computation.id]

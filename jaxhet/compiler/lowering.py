@@ -78,13 +78,6 @@ class Lowering(abc.ABC):
         """Elementwise arithmetic, slices, pads and transposes of the xs."""
 
     @abc.abstractmethod
-    def operand(self, number: int, is_exchanged: bool) -> Value:
-        """An operand of a reduction, by its number, flat.
-
-        In the smallest type that holds its values if the first step is an exchange of the engine.
-        """
-
-    @abc.abstractmethod
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
         """Each of the values combined over the groups, by exchanges."""
 

@@ -48,12 +48,10 @@ def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Valu
 def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None:
     """Makes a reduce-scatter the last step of its decomposition."""
     (dim,) = lowering.instruction.dimensions
-    operands = lowering.operands
     num_shards = len(lowering.collective.groups[0]) // lowering.collective.shard_replicas
-    is_exchanged = split is None or split.local_size == 1
     values = [
-        reorder.split(lowering, lowering.operand(i, is_exchanged), x.shape, dim, num_shards)
-        for i, x in enumerate(operands)
+        reorder.split(lowering, value, x.shape, dim, num_shards)
+        for value, x in zip(lowering.flattened(), lowering.operands, strict=True)
     ]
     if split is None:
         results = wire.reduce_scatter(lowering, values, lowering.collective.groups, opcode)
