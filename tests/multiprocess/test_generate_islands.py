@@ -40,18 +40,14 @@ def test_texts_of_islands_are_those_of_one_process(family: str) -> None:
     alone = continued((), family)
     assert len(set(alone)) == len(TEXTS)
     assert all(len(text.split(",")) == 12 for text in alone)
-    assert continued((*LAUNCH, "--devices=1", "--"), family, "--mesh=data=2") == alone
-    assert continued((*LAUNCH, "--devices=1", "--"), family, "--mesh=model=2") == alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,model=2", "stage=2,model=2"])
-@pytest.mark.parametrize("family", ["llama-3.2", "qwen3"])
-def test_texts_over_islands_with_a_model_divided_inside_are_those_of_one_process(
-    family: str, mesh: str
-) -> None:
-    over = continued((*LAUNCH, "--devices=2", "--"), family, f"--mesh={mesh}")
-    assert over == continued((), family)
+    for devices, mesh in (
+        (1, "data=2"),
+        (1, "model=2"),
+        (2, "data=2,model=2"),
+        (2, "stage=2,model=2"),
+    ):
+        launch = (*LAUNCH, f"--devices={devices}", "--")
+        assert continued(launch, family, f"--mesh={mesh}") == alone, mesh
 
 
 @pytest.mark.slow

@@ -38,7 +38,6 @@ def calls(value=1.0, count=3):
 def tell(**what):
     print("told:", json.dumps(what), flush=True)
 """
-RIGHT = ["right"]
 
 
 def told(script: str, **common: str) -> list[dict[str, Any]]:

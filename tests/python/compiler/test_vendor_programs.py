@@ -63,12 +63,12 @@ def _limit_s(count: int) -> int:
     return 30 + 20 * count
 
 
-def _compile_by_both(first: int, count: int, *flags: str) -> list[Results]:
+def _compile_by_both(first: int, count: int) -> list[Results]:
     for vendor in _VENDORS:
         require_compiler(vendor)
 
     def compile_by(vendor: str) -> Results:
-        arguments = ("vendor_programs.py", vendor, str(first), str(count), *flags)
+        arguments = ("vendor_programs.py", vendor, str(first), str(count))
         return worker.run(*arguments, timeout_s=_limit_s(count))
 
     with concurrent.futures.ThreadPoolExecutor() as pool:

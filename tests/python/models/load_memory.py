@@ -1,10 +1,8 @@
-"""How much memory loading takes beside the parameters: `python -m … FOLDER [hoard]`.
+"""How much memory loading takes beside the parameters: `python -m … FOLDER`.
 
 Prints two numbers of bytes: size of the parameters, and the largest growth of the process's own
 memory (`RssAnon`) during a load. Pages of a mapped file are no part of it: the system takes them
 back when it needs memory. On CPU devices the parameters are in this memory, too.
-
-With `hoard`, each tensor that is read stays in memory, as with a reader that does not stream.
 """
 
 import gc
@@ -45,24 +43,12 @@ class Peak(threading.Thread):
         return self.largest
 
 
-def hoard() -> None:
-    read, hoarded = huggingface.Tensors.read, []
-
-    def reading(self: huggingface.Tensors, name: str, where: tuple[slice, ...]) -> np.ndarray:
-        hoarded.append(read(self, name, where))
-        return hoarded[-1]
-
-    huggingface.Tensors.read = reading
-
-
-def main(folder: str, *options: str) -> None:
+def main(folder: str) -> None:
     jax.config.update("jax_num_cpu_devices", 4)
     devices = np.array(jax.devices()).reshape(2, 2)
     mesh = jax.sharding.Mesh(devices, ("fsdp", "model"))
     huggingface.load(Path(folder), mesh)  # creates everything that programs create once
     gc.collect()
-    if "hoard" in options:
-        hoard()
     before, peak = anonymous_bytes(), Peak()
     peak.start()
     _, params = huggingface.load(Path(folder), mesh)
@@ -72,4 +58,4 @@ def main(folder: str, *options: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

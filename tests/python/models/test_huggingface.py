@@ -147,14 +147,11 @@ def large(tmp_path_factory):
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="no /proc/self/status")
-@pytest.mark.parametrize(
-    ("option", "is_below"), [((), True), pytest.param(("hoard",), False, marks=pytest.mark.slow)]
-)
-def test_memory_of_a_load_is_below_two_of_the_largest_tensor(option, is_below, large):
+def test_memory_of_a_load_is_below_two_of_the_largest_tensor(large):
     """Measured by the system, including the memory of CPU devices beside the parameters."""
     # Freed memory is returned at once, so that it can't hide later allocations.
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "tests.python.models.load_memory", str(large), *option]
+    command = [sys.executable, "-m", "tests.python.models.load_memory", str(large)]
     ended = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -162,7 +159,7 @@ def test_memory_of_a_load_is_below_two_of_the_largest_tensor(option, is_below, l
     parameters, growth = map(int, ended.stdout.split())
     assert parameters > 4 * 2 * 65536 * 256  # heads and norms have replicas
     assert growth > parameters  # they are among what was measured
-    assert (growth - parameters < 2 * LARGEST) == is_below, (growth - parameters) / LARGEST
+    assert growth - parameters < 2 * LARGEST, (growth - parameters) / LARGEST
 
 
 @pytest.mark.parametrize(
