@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -40,16 +39,6 @@ constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
 template <typename T, size_t kCount>
 T AnyOf(const std::array<T, kCount>& values, Random& random) {
   return values[random() % kCount];
-}
-
-// Mappings of the engine's shared memory in this process.
-int32_t CountMappings() {
-  std::ifstream maps("/proc/self/maps");
-  int32_t count = 0;
-  for (std::string line; std::getline(maps, line);) {
-    count += line.find("memfd:jaxhet") != std::string::npos ? 1 : 0;
-  }
-  return count;
 }
 
 WorldOptions OptionsOf(const ChaosRound& round) {

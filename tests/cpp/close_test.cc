@@ -140,11 +140,7 @@ TEST(CloseTest, CloseWaitsForBytesThatTheNetworkHasNotTaken) {
     auto [to, receiving] = NarrowPair();
     ends[0][1].data[0] = std::move(sending);
     ends[1][0].data[0] = std::move(receiving);
-    const auto sender = MakeEngine(0, options, std::move(ends[0]));
-    const auto receiver = MakeEngine(1, options, std::move(ends[1]));
-    std::thread other([&] { SetUpEngine(*receiver, options); });
-    SetUpEngine(*sender, options);
-    other.join();
+    World world(options, std::move(ends));
     std::deque<Call> calls;
     for (const int rank : {0, 1}) {
       ExchangeRequest request = GatherRequest(rank);
@@ -152,16 +148,15 @@ TEST(CloseTest, CloseWaitsForBytesThatTheNetworkHasNotTaken) {
       request.pairs = {{0, 1}};
       calls.emplace_back(std::move(request), std::vector<size_t>{60'000},
                          std::vector<size_t>{60'000});
+      calls.back().StartOn(world.engine(rank));
     }
-    calls[0].StartOn(*sender);
-    calls[1].StartOn(*receiver);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    std::thread end([&] { sender->Close(kLong); });
+    std::thread end([&] { world.engine(0).Close(kLong); });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     const Relay network(std::move(from), std::move(to));
     for (Call& call : calls) EXPECT_FALSE(call.Wait());
     EXPECT_TRUE(AreEqual(calls[1].results[0], calls[0].operands[0]));
-    receiver->Close(kLong);
+    world.engine(1).Close(kLong);
     end.join();
   }
 }

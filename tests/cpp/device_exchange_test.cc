@@ -29,15 +29,7 @@ void CheckSwapsAnySize(std::string_view transport) {
        {size_t{0}, size_t{1}, size_t{7}, kEagerBytes, kEagerBytes + 1, kSlotBytes - 1, kSlotBytes,
         kSlotBytes + 1, kSlotBytes * kChannelSlots, kSlotBytes * kChannelSlots + 1,
         kSlotBytes * 27 + 5}) {
-    Side zero(0, SwapPairs(), num_bytes);
-    Side one(1, SwapPairs(), num_bytes);
-    zero.Start(world);
-    one.Start(world);
-    zero.Done(world);
-    one.Done(world);
-    world.device().Synchronize(world.stream(0));
-    world.device().Synchronize(world.stream(1));
-    EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
+    ExpectSwap(world, num_bytes);
   }
 }
 
@@ -50,12 +42,7 @@ TEST(DeviceExchangeTest, DevicesOfTwoVendorsSwap) {
     WorldOptions options = DeviceOptions(2, transport);
     options.has_two_vendors = true;
     DeviceWorld world(options);
-    Side zero(0, SwapPairs(), kSlotBytes * 3 + 1);
-    Side one(1, SwapPairs(), kSlotBytes * 3 + 1);
-    for (Side* const side : {&zero, &one}) side->Start(world);
-    for (const Side* const side : {&zero, &one}) side->Done(world);
-    for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
-    EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
+    ExpectSwap(world, kSlotBytes * 3 + 1);
     const auto bytes = world.engine(0).devices()->Stats();
     EXPECT_GT(bytes.at(StrCat("bytes_sent_", transport)), 0U);
   }
@@ -68,12 +55,7 @@ TEST(DeviceExchangeTest, SealedJobsDoWithoutRdma) {
   WorldOptions options = DeviceOptions(2, "verbs");
   options.engine.encryption = "auth";
   DeviceWorld world(options);
-  Side zero(0, SwapPairs(), kSlotBytes);
-  Side one(1, SwapPairs(), kSlotBytes);
-  for (Side* const side : {&zero, &one}) side->Start(world);
-  for (const Side* const side : {&zero, &one}) side->Done(world);
-  for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
-  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
+  ExpectSwap(world, kSlotBytes);
   const auto sent = [&] { return world.engine(0).devices()->Stats()["bytes_sent_socket"]; };
   EXPECT_TRUE(IsWithin(kLong, [&] { return sent() == kSlotBytes; }));
 }
@@ -130,9 +112,7 @@ TEST_P(DeviceExchangeTransportsTest, GroupsOfAnySize) {
       std::deque<Side> sides;
       const Group group{kind, {1, 2, 0}};
       for (int rank = 0; rank < kRanks; ++rank) sides.emplace_back(rank, group, num_bytes);
-      for (Side& side : sides) side.Start(world);
-      for (const Side& side : sides) side.Done(world);
-      for (int rank = 0; rank < kRanks; ++rank) world.device().Synchronize(world.stream(rank));
+      RunSides(world, sides);
       for (const Side& side : sides) EXPECT_TRUE(side.HasAllBlocks());
     }
   }
@@ -143,19 +123,18 @@ TEST(DeviceExchangeTest, GroupsMayBeOfUnequalSize) {
   DeviceWorld world(DeviceOptions(3));
   for (const size_t num_bytes : {size_t{1}, kEagerBytes, kSlotBytes + 1}) {
     const Group pair{ExchangeKind::kAllGather, {1, 0, -1}};
-    Side zero(0, pair, num_bytes);
-    Side one(1, pair, num_bytes);
-    Side two(2, Group{ExchangeKind::kAllGather, {2, -1, -1}}, num_bytes);
-    const std::byte before = zero.result[0];
-    for (Side* const side : {&zero, &one, &two}) side->Start(world);
-    for (const Side* const side : {&zero, &one, &two}) side->Done(world);
-    for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(world.IsIdleWithin(rank, kLong));
-    for (const Side* const side : {&zero, &one}) {
-      EXPECT_TRUE(side->HasBlockOf(0) && side->HasBlockOf(1));
-      EXPECT_EQ(std::ranges::count(std::span(side->result).last(num_bytes), before),
+    std::deque<Side> sides;
+    for (const int rank : {0, 1}) sides.emplace_back(rank, pair, num_bytes);
+    sides.emplace_back(2, Group{ExchangeKind::kAllGather, {2, -1, -1}}, num_bytes);
+    const std::byte before = sides[0].result[0];
+    RunSides(world, sides);
+    for (const size_t rank : {0U, 1U}) {
+      const Side& side = sides[rank];
+      EXPECT_TRUE(side.HasBlockOf(0) && side.HasBlockOf(1));
+      EXPECT_EQ(std::ranges::count(std::span(side.result).last(num_bytes), before),
                 static_cast<ptrdiff_t>(num_bytes));
     }
-    EXPECT_TRUE(two.HasBlockOf(2));
+    EXPECT_TRUE(sides[2].HasBlockOf(2));
   }
 }
 
@@ -211,11 +190,6 @@ void CheckLogIsUsedAgain(std::string_view transport) {
 TEST_P(DeviceExchangeTransportsTest, HandlesOutliveOtherExchanges) {
   constexpr int64_t kHandle = 5;
   DeviceWorld world(DeviceOptions(2, GetParam()));
-  const auto run = [&](std::deque<Side>& sides) {
-    for (Side& side : sides) side.Start(world);
-    for (const Side& side : sides) side.Done(world);
-    for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
-  };
   const auto of_handle = [&](const Pairs& pairs, size_t num_bytes, bool is_finish) {
     std::deque<Side> sides;
     for (const int rank : {0, 1}) {
@@ -233,19 +207,16 @@ TEST_P(DeviceExchangeTransportsTest, HandlesOutliveOtherExchanges) {
   for (const size_t num_bytes : {kFew, kMany, kFew}) {
     for (int round = 0; round < 2; ++round) {
       std::deque<Side> starts = of_handle({0, 1}, num_bytes, false);
-      run(starts);
+      RunSides(world, starts);
       EXPECT_TRUE(starts[0].IsFrom(0) && starts[1].IsFrom(1));
       for (Side& side : starts) side.operand.assign(num_bytes, std::byte{9});  // donated
       for (int64_t index = 1; index < 4; ++index) {
-        std::deque<Side> swaps;
-        for (const int rank : {0, 1}) swaps.emplace_back(rank, SwapPairs(), kSlotBytes * 5, index);
-        run(swaps);
-        EXPECT_TRUE(swaps[0].IsFrom(1) && swaps[1].IsFrom(0));
+        ExpectSwap(world, kSlotBytes * 5, index);
       }
       std::deque<Side> own = of_handle({0, 0, 1, 1}, num_bytes, true);
       std::deque<Side> others = of_handle(SwapPairs(), num_bytes, true);
-      run(own);
-      run(others);
+      RunSides(world, own);
+      RunSides(world, others);
       EXPECT_TRUE(own[0].IsFrom(0) && own[1].IsFrom(1));
       EXPECT_TRUE(others[0].IsFrom(1) && others[1].IsFrom(0));
     }
@@ -259,9 +230,7 @@ TEST(DeviceExchangeTest, FinishWithoutStartExchanges) {
   for (const Pairs& pairs : {Pairs{0, 0, 1, 1}, SwapPairs()}) {
     std::deque<Side> sides;
     for (const int rank : {0, 1}) sides.emplace_back(rank, pairs, 5000).OfHandle(7, true);
-    for (Side& side : sides) side.Start(world);
-    for (const Side& side : sides) side.Done(world);
-    for (const int rank : {0, 1}) world.device().Synchronize(world.stream(rank));
+    RunSides(world, sides);
     const bool is_own = pairs != SwapPairs();
     EXPECT_TRUE(sides[0].IsFrom(is_own ? 0 : 1) && sides[1].IsFrom(is_own ? 1 : 0));
   }

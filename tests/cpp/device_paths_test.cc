@@ -42,13 +42,7 @@ WorldOptions PathOptions(std::string_view transport, std::function<Sockets()> co
 
 // A swap during which `meanwhile` is called.
 void ExpectRightSwap(DeviceWorld& world, int64_t index, const std::function<void()>& meanwhile) {
-  Side zero(0, SwapPairs(), kNumBytes, index, std::pmr::new_delete_resource());
-  Side one(1, SwapPairs(), kNumBytes, index, std::pmr::new_delete_resource());
-  for (Side* const side : {&zero, &one}) side->Start(world);
-  if (meanwhile) meanwhile();
-  for (const Side* const side : {&zero, &one}) side->Done(world);
-  EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
-  EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
+  ExpectSwap(world, kNumBytes, index, meanwhile, std::pmr::new_delete_resource());
   for (const int rank : {0, 1}) {
     if (const auto failure = world.engine(rank).failure()) ADD_FAILURE() << failure->what();
   }

@@ -200,12 +200,6 @@ void DeviceWorld::OpenLater(int rank, int peer_rank, std::chrono::milliseconds t
   engine(rank).OpenChannels({{rank, peer_rank}}, std::move(sockets), timeout);
 }
 
-void DeviceWorld::OpenLaterBoth(int rank, int peer_rank) {
-  std::thread peer([&] { OpenLater(peer_rank, rank); });
-  OpenLater(rank, peer_rank);
-  peer.join();
-}
-
 Side::Side(int rank, Pairs pairs, size_t num_bytes, int64_t index,
            std::pmr::memory_resource* memory)
     : operand(num_bytes, memory),
@@ -291,6 +285,21 @@ bool Side::HasBlockOf(int64_t member) const {
 
 bool Side::IsFilledWith(std::byte value) const {
   return std::ranges::all_of(Result(), [&](std::byte byte) { return byte == value; });
+}
+
+void RunSides(DeviceWorld& world, std::deque<Side>& sides, const std::function<void()>& meanwhile) {
+  for (Side& side : sides) side.Start(world);
+  if (meanwhile) meanwhile();
+  for (const Side& side : sides) side.Done(world);
+  for (const Side& side : sides) EXPECT_TRUE(world.IsIdleWithin(side.rank(), kLong));
+}
+
+void ExpectSwap(DeviceWorld& world, size_t num_bytes, int64_t index,
+                const std::function<void()>& meanwhile, std::pmr::memory_resource* memory) {
+  std::deque<Side> sides;
+  for (const int rank : {0, 1}) sides.emplace_back(rank, SwapPairs(), num_bytes, index, memory);
+  RunSides(world, sides, meanwhile);
+  EXPECT_TRUE(sides[0].IsFrom(1) && sides[1].IsFrom(0));
 }
 
 }  // namespace jaxhet::testing

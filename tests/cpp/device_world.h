@@ -77,8 +77,6 @@ class DeviceWorld {
   // By the rank: opens the channels with another one that were left for later. Throws as the engine
   // does.
   void OpenLater(int rank, int peer_rank, std::chrono::milliseconds timeout = kLong);
-  // By both.
-  void OpenLaterBoth(int rank, int peer_rank);
 
   int num_ranks() const { return world_.num_ranks(); }
   Engine& engine(int rank) { return world_.engine(rank); }
@@ -137,6 +135,7 @@ class Side {
     request_.group = {0, 1};
     return *this;
   }
+  int rank() const { return rank_; }
   size_t num_parts() const;
   void StartOn(Engine& engine, StreamHandle stream);
   void DoneOn(Engine& engine, StreamHandle stream) const;
@@ -169,6 +168,14 @@ class Side {
   DeviceRequest request_;
   std::optional<DeviceCopies> device_memory_;  // none on a host device
 };
+
+// Starts all sides, calls `meanwhile`, is done with all of them, and waits for their streams.
+void RunSides(DeviceWorld& world, std::deque<Side>& sides,
+              const std::function<void()>& meanwhile = {});
+// A swap of ranks 0 and 1 whose results are right.
+void ExpectSwap(DeviceWorld& world, size_t num_bytes, int64_t index = 0,
+                const std::function<void()>& meanwhile = {},
+                std::pmr::memory_resource* memory = OperandMemory());
 
 }  // namespace jaxhet::testing
 

@@ -30,18 +30,13 @@ std::set<int> PeersOf(DeviceWorld& world, int rank) {
   return peers;
 }
 
-// All members, each by a thread of its own.
 void Exchange(DeviceWorld& world, const Group& group, size_t num_bytes, int64_t index) {
   std::deque<Side> sides;
   for (const int64_t member : group.members) {
     sides.emplace_back(static_cast<int>(member), group, num_bytes, index);
   }
-  for (Side& side : sides) side.Start(world);
-  for (const Side& side : sides) side.Done(world);
-  for (size_t i = 0; i < sides.size(); ++i) {
-    EXPECT_TRUE(world.IsIdleWithin(static_cast<int>(group.members[i]), kLong));
-    EXPECT_TRUE(sides[i].HasAllBlocks()) << i;
-  }
+  RunSides(world, sides);
+  for (const Side& side : sides) EXPECT_TRUE(side.HasAllBlocks()) << side.rank();
 }
 
 Group AllToAll(std::vector<int64_t> members) {
@@ -102,21 +97,11 @@ TEST_P(LaterChannelsTest, OpeningOneMakesNoDriverCall) {
 INSTANTIATE_TEST_SUITE_P(Transports, LaterChannelsTest,
                          ::testing::Values("socket", "sealed", "verbs"), NameOfParam);
 
-template <typename Function>
-std::string ErrorOf(Function function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(LaterChannelFaultsTest, PeerThatHasLeftIsNamed) {
   DeviceWorld world(RailOptions("socket"));
   std::thread leaving([&] { world.engine(1).Close(milliseconds(3'000)); });
   EXPECT_TRUE(IsWithin(kLong, [&] { return world.engine(0).HasLeft(1); }));
-  EXPECT_THAT(ErrorOf([&] { world.OpenLater(0, 1); }),
+  EXPECT_THAT(ThrownText([&] { world.OpenLater(0, 1); }),
               ::testing::ContainsRegex("PeerError: rank 1 .*has left the job: its program ended"));
   leaving.join();
 }
@@ -127,13 +112,13 @@ TEST(LaterChannelFaultsTest, PeerThatFailsIsNamed) {
     std::this_thread::sleep_for(milliseconds(100));
     world.engine(1).Fail(Error(ErrorCode::kDevice, "the GPU is lost"));
   });
-  EXPECT_THAT(ErrorOf([&] { world.OpenLater(0, 1); }), ::testing::HasSubstr("the GPU is lost"));
+  EXPECT_THAT(ThrownText([&] { world.OpenLater(0, 1); }), ::testing::HasSubstr("the GPU is lost"));
   failing.join();
 }
 
 TEST(LaterChannelFaultsTest, PeerThatDoesNotOpenItsEndIsNamedInTime) {
   DeviceWorld world(RailOptions("socket"));
-  EXPECT_THAT(ErrorOf([&] { world.OpenLater(0, 1, milliseconds(200)); }),
+  EXPECT_THAT(ThrownText([&] { world.OpenLater(0, 1, milliseconds(200)); }),
               ::testing::ContainsRegex(
                   "DeadlineError: rank 1 .*has not opened a device channel to rank 0"));
 }
@@ -144,7 +129,7 @@ TEST(LaterChannelFaultsTest, OpeningOneEndsWhenTheEngineCloses) {
     std::this_thread::sleep_for(milliseconds(100));
     world.engine(0).Close(milliseconds(0));
   });
-  EXPECT_THAT(ErrorOf([&] { world.OpenLater(0, 1); }), ::testing::HasSubstr("shut down"));
+  EXPECT_THAT(ThrownText([&] { world.OpenLater(0, 1); }), ::testing::HasSubstr("shut down"));
   closing.join();
 }
 

@@ -71,14 +71,7 @@ TEST(NewTransportTest, MovesTheBytesOfExchanges) {
   const auto eager = static_cast<size_t>(options.engine.eager_bytes);
   int64_t run_id = 0;
   for (const size_t num_bytes : {size_t{0}, eager, eager + 1, size_t{1'000'003}}) {
-    auto calls = StartGathers(world, num_bytes, ++run_id);
-    for (Call& call : calls) {
-      EXPECT_FALSE(call.Wait());
-      for (int rank = 0; rank < 2; ++rank) {
-        const auto part = std::span(call.results[0]).subspan(static_cast<size_t>(rank) * num_bytes);
-        EXPECT_TRUE(AreEqual(part.first(num_bytes), Pattern(rank, 0, num_bytes)));
-      }
-    }
+    for (const auto& error : GatherBoth(world, num_bytes, ++run_id)) EXPECT_FALSE(error);
   }
   const auto stats =
       world.engine(0).Read([](const ProgressEngine& progress) { return progress.Stats(); });

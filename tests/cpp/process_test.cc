@@ -144,32 +144,18 @@ size_t CountInternetSockets() {
   return count;
 }
 
-// Both processes of a job, in this process.
-std::vector<std::shared_ptr<Engine>> StartPair(const WorldOptions& options) {
-  auto ends = ConnectAll(2);
-  std::vector<std::shared_ptr<Engine>> engines;
-  for (int i = 0; i < 2; ++i) {
-    engines.push_back(MakeEngine(i, options, std::move(ends[static_cast<size_t>(i)])));
-  }
-  std::thread first([&] { SetUpEngine(*engines[0], options); });
-  SetUpEngine(*engines[1], options);
-  first.join();
-  return engines;
-}
-
 // Else a peer would not see that this process has died while the child lives.
 TEST(ProcessTest, ForkedChildKeepsNoSocketOfControlOrData) {
   const size_t before = CountInternetSockets();
-  const auto engines = StartPair(WorldOptions{});
-  EXPECT_GT(CountInternetSockets(), before);
-  EXPECT_EQ(ExitCodeOf([&] {
-              for (const auto& engine : engines) engine->AbandonInChild();
-              _exit(static_cast<int>(CountInternetSockets() - before));
-            }),
-            0);
-  std::thread other([&] { engines[1]->Close(kLong); });
-  engines[0]->Close(kLong);
-  other.join();
+  {
+    World world(WorldOptions{});
+    EXPECT_GT(CountInternetSockets(), before);
+    EXPECT_EQ(ExitCodeOf([&] {
+                for (const int process : {0, 1}) world.engine(process).AbandonInChild();
+                _exit(static_cast<int>(CountInternetSockets() - before));
+              }),
+              0);
+  }
   EXPECT_EQ(CountInternetSockets(), before);
 }
 

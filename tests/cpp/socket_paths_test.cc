@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -55,18 +54,11 @@ class PathWorld {
       for (const Fd& fd : ends[process][1 - process].data) {
         data_.at(process).emplace_back(dup(fd.get()));
       }
-      engines_.at(process) =
-          MakeEngine(static_cast<int>(process), options, std::move(ends[process]));
     }
-    std::thread other([&] { SetUpEngine(*engines_[1], options); });
-    SetUpEngine(*engines_[0], options);
-    other.join();
+    world_ = std::make_unique<World>(options, std::move(ends));
   }
-  ~PathWorld() { Close(); }
-  PathWorld(const PathWorld&) = delete;
-  PathWorld& operator=(const PathWorld&) = delete;
 
-  Engine& engine(size_t process) { return *engines_.at(process); }
+  Engine& engine(size_t process) { return world_->engine(static_cast<int>(process)); }
 
   // Ends a data connection at one process; the other one reads the bytes sent before.
   void Cut(size_t socket, size_t process = 0) {
@@ -82,29 +74,14 @@ class PathWorld {
     return timeout_ms;
   }
 
-  // Both gather; `meanwhile` is called once both have started. Returns their errors; empty texts
-  // where the results are right.
+  // GatherBoth(); empty texts where the results are right.
   std::array<std::string, 2> Gather(int64_t run_id, const std::function<void()>& meanwhile = {}) {
-    std::deque<Call> calls;
-    for (const int rank : {0, 1}) {
-      calls.emplace_back(GatherRequest(rank, run_id), std::vector{kNumBytes},
-                         std::vector{2 * kNumBytes});
-    }
-    for (const size_t rank : {0U, 1U}) calls[rank].StartOn(engine(rank));
-    if (meanwhile) meanwhile();
-    std::array<std::string, 2> errors;
+    std::array<std::string, 2> texts;
+    const auto errors = GatherBoth(*world_, kNumBytes, run_id, meanwhile);
     for (const size_t rank : {0U, 1U}) {
-      const auto error = calls[rank].Wait();
-      if (error) errors.at(rank) = error->what();
+      if (errors.at(rank)) texts.at(rank) = errors.at(rank)->what();
     }
-    for (const size_t rank : {0U, 1U}) {
-      for (const size_t source : {0U, 1U}) {
-        const auto part = std::span(calls[rank].results[0]).subspan(source * kNumBytes, kNumBytes);
-        if (!errors.at(rank).empty() || AreEqual(part, calls[source].operands[0])) continue;
-        errors.at(rank) = "wrong bytes";
-      }
-    }
-    return errors;
+    return texts;
   }
 
   // Counts that `process` keeps about the other one.
@@ -114,14 +91,8 @@ class PathWorld {
     return *std::ranges::find(counts, 1 - static_cast<int>(process), &PeerCounts::process);
   }
 
-  void Close() {
-    std::thread other([&] { engine(1).Close(kLong); });
-    engine(0).Close(kLong);
-    other.join();
-  }
-
  private:
-  std::array<std::unique_ptr<Engine>, 2> engines_;
+  std::unique_ptr<World> world_;
   std::array<std::vector<Fd>, 2> data_;  // at each process
 };
 

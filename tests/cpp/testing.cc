@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 
 #include "xla_plugin/base/checked.h"
@@ -98,6 +99,15 @@ int WaitForChild(pid_t child) {
 
 int32_t CountFds() { return CountEntries("/proc/self/fd"); }
 int32_t CountThreads() { return CountEntries("/proc/self/task"); }
+
+int32_t CountMappings() {
+  std::ifstream maps("/proc/self/maps");
+  int32_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:jaxhet") != std::string::npos ? 1 : 0;
+  }
+  return count;
+}
 
 CapturedStderr::CapturedStderr()
     : before_(dup(STDERR_FILENO)), file_(memfd_create("stderr", MFD_CLOEXEC)) {

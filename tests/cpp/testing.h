@@ -60,6 +60,8 @@ int WaitForChild(pid_t child);
 // Open file descriptors of this process; those that the count itself opens are counted, too.
 int32_t CountFds();
 int32_t CountThreads();
+// Mappings of the engine's shared memory in this process.
+int32_t CountMappings();
 
 // Holds back what is written on stderr while it lives, except the reports of sanitizers, which end
 // the process.

@@ -1,8 +1,5 @@
 #include <algorithm>
-#include <array>
-#include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -19,66 +16,28 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr size_t kControl = 0;
-constexpr size_t kData = 1;  // with one data connection
-
 // Two processes with a relay in each of their connections.
-class RelayedWorld {
- public:
+struct RelayedWorld {
   explicit RelayedWorld(const std::string& encryption) {
     WorldOptions options = FaultOptions("socket");
     options.engine.encryption = encryption;
     auto near = ConnectAll(2, 1);
     auto far = ConnectAll(2, 1);
-    relays_.push_back(
+    relays.push_back(
         std::make_unique<Relay>(std::move(near[1][0].control), std::move(far[0][1].control)));
-    relays_.push_back(
+    relays.push_back(
         std::make_unique<Relay>(std::move(near[1][0].data[0]), std::move(far[0][1].data[0])));
-    engines_[0] = MakeEngine(0, options, std::move(near[0]));
-    engines_[1] = MakeEngine(1, options, std::move(far[1]));
-    std::thread other([&] { SetUpEngine(*engines_[1], options); });
-    SetUpEngine(*engines_[0], options);
-    other.join();
-  }
-  ~RelayedWorld() {
-    std::thread other([&] { engines_[1]->Close(std::chrono::milliseconds(200)); });
-    engines_[0]->Close(std::chrono::milliseconds(200));
-    other.join();
-  }
-  RelayedWorld(const RelayedWorld&) = delete;
-  RelayedWorld& operator=(const RelayedWorld&) = delete;
-
-  Relay& relay(size_t connection) { return *relays_.at(connection); }
-
-  // Both ranks gather; whether each got what the other sent, and its error.
-  struct Outcome {
-    bool is_right;
-    std::optional<Error> error;
-  };
-  std::array<Outcome, 2> Gather(size_t num_bytes, int64_t run_id) {
-    std::deque<Call> calls;
-    std::array<Outcome, 2> outcomes;
-    for (const int rank : {0, 1}) {
-      calls.emplace_back(GatherRequest(rank, run_id), std::vector{num_bytes},
-                         std::vector{2 * num_bytes});
-    }
-    for (const size_t rank : {0U, 1U}) calls[rank].StartOn(*engines_.at(rank));
-    for (const size_t rank : {0U, 1U}) {
-      outcomes.at(rank).error = calls[rank].Wait();
-      const auto theirs = std::span(calls[rank].results[0]).subspan((1 - rank) * num_bytes);
-      outcomes.at(rank).is_right = AreEqual(theirs.first(num_bytes), calls[1 - rank].operands[0]);
-    }
-    return outcomes;
+    near[1] = std::move(far[1]);
+    world = std::make_unique<World>(options, std::move(near));
   }
 
- private:
-  std::vector<std::unique_ptr<Relay>> relays_;
-  std::array<std::unique_ptr<Engine>, 2> engines_;
+  std::vector<std::unique_ptr<Relay>> relays;  // outlive the world
+  std::unique_ptr<World> world;
 };
 
 // Runs of 64 bytes of the data that two ranks sent.
-bool IsVisible(RelayedWorld& world, size_t num_bytes) {
-  const std::string seen = world.relay(kControl).seen() + world.relay(kData).seen();
+bool IsVisible(const RelayedWorld& world, size_t num_bytes) {
+  const std::string seen = world.relays[0]->seen() + world.relays[1]->seen();
   for (const int rank : {0, 1}) {
     const auto sent = Pattern(rank, 0, num_bytes);
     const std::string text(reinterpret_cast<const char*>(sent.data()), sent.size());
@@ -94,9 +53,8 @@ TEST(WireAttackTest, FullHidesDataAndPlans) {
       {"off", true}, {"auth", true}, {"full", false}};
   for (const auto& [encryption, is_visible] : cases) {
     for (const size_t num_bytes : {1'000U, 300'000U}) {
-      RelayedWorld world(encryption);
-      for (const auto& [is_right, error] : world.Gather(num_bytes, 1))
-        EXPECT_TRUE(is_right && !error);
+      const RelayedWorld world(encryption);
+      for (const auto& error : GatherBoth(*world.world, num_bytes)) EXPECT_FALSE(error);
       EXPECT_EQ(IsVisible(world, num_bytes), is_visible);
     }
   }

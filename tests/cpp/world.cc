@@ -170,8 +170,9 @@ void SetUpEngine(Engine& engine, const WorldOptions& options) {
   engine.AddPlan(kPlan, PlanText(8));
 }
 
-World::World(WorldOptions options) : options_(std::move(options)) {
-  auto ends = ConnectAll(options_.num_processes);
+World::World(WorldOptions options, std::vector<std::vector<Ends>> ends)
+    : options_(std::move(options)) {
+  if (ends.empty()) ends = ConnectAll(options_.num_processes);
   std::vector<std::thread> threads;
   for (int process = 0; process < options_.num_processes; ++process) {
     engines_.push_back(
@@ -241,14 +242,24 @@ std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t 
   return call.Wait();
 }
 
-std::deque<Call> StartGathers(World& world, size_t num_bytes, int64_t run_id) {
+std::array<std::optional<Error>, 2> GatherBoth(World& world, size_t num_bytes, int64_t run_id,
+                                               const std::function<void()>& meanwhile) {
   std::deque<Call> calls;
-  for (int rank = 0; rank < 2; ++rank) {
+  for (const int rank : {0, 1}) {
     calls.emplace_back(GatherRequest(rank, run_id), std::vector{num_bytes},
                        std::vector{2 * num_bytes});
     calls.back().StartOn(world.EngineOf(rank));
   }
-  return calls;
+  if (meanwhile) meanwhile();
+  std::array errors = {calls[0].Wait(), calls[1].Wait()};
+  std::vector<std::byte> right = Pattern(0, 0, num_bytes);
+  const std::vector<std::byte> second = Pattern(1, 0, num_bytes);
+  right.insert(right.end(), second.begin(), second.end());
+  for (const size_t rank : {0U, 1U}) {
+    if (errors.at(rank) || AreEqual(calls[rank].results[0], right)) continue;
+    errors.at(rank) = Error(ErrorCode::kUsage, kWrongBytes);
+  }
+  return errors;
 }
 
 // Byte i is i * 131 + i / 256 + seed: rows of 256 bytes, of which there are 256.

@@ -1,6 +1,7 @@
 #ifndef TESTS_CPP_WORLD_H_
 #define TESTS_CPP_WORLD_H_
 
+#include <array>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -10,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -69,7 +71,8 @@ void SetUpEngine(Engine& engine, const WorldOptions& options);
 // A job whose processes are engines of this process.
 class World {
  public:
-  explicit World(WorldOptions options);
+  // `ends`: sockets of all processes, if not ConnectAll()'s.
+  explicit World(WorldOptions options, std::vector<std::vector<Ends>> ends = {});
   ~World();
 
   Engine& engine(int process) { return *engines_.at(static_cast<size_t>(process)); }
@@ -80,7 +83,7 @@ class World {
 
  private:
   WorldOptions options_;
-  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::shared_ptr<Engine>> engines_;
 };
 
 // The buffers and the future of one start.
@@ -107,8 +110,11 @@ ExchangeRequest GatherRequest(int rank, int64_t run_id = 1);
 StartInfo GatherStart(uint64_t num_bytes, uint64_t eager = 0);
 std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1);
 
-// Both ranks start one.
-std::deque<Call> StartGathers(World& world, size_t num_bytes, int64_t run_id);
+// Both ranks gather; `meanwhile` is called once both have started. Returns their errors, of which
+// one is kWrongBytes for a result that is wrong.
+inline constexpr std::string_view kWrongBytes = "wrong bytes";
+std::array<std::optional<Error>, 2> GatherBoth(World& world, size_t num_bytes, int64_t run_id = 1,
+                                               const std::function<void()>& meanwhile = {});
 
 // The bytes from `begin` on of operand `operand` of `rank`.
 std::vector<std::byte> Pattern(int rank, size_t operand, size_t num_bytes, size_t begin = 0);
