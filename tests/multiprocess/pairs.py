@@ -303,6 +303,15 @@ def _kept(c: int) -> Any:
     return _KEPT[-1]
 
 
+class _Array(np.ndarray):
+    by: int
+
+    def __new__(cls, c: int) -> "_Array":
+        made = np.zeros(1).view(cls)
+        made.by = c
+        return made
+
+
 def _dispatched(c: int) -> Any:
     function = functools.singledispatch(lambda v: 0)
     function.register(int)(lambda v: c)
@@ -317,6 +326,7 @@ for _name, _make, _get in (
     ("queue in C", lambda c: _queue(queue.SimpleQueue(), c), _turned),
     ("random key", jax.random.key, lambda o: jax.random.key_data(o)[1]),
     ("single dispatch", _dispatched, lambda o: o(1)),
+    ("subclass of an array", _Array, lambda o: o.by),
 ):
     read(_get, _name)(_make)
 

@@ -156,7 +156,9 @@ def test_peer_that_does_not_connect_is_named_after_the_timeout() -> None:
 def test_peer_that_has_left_is_named(process: int) -> None:
     case = _Case()
     case.double.is_absent(process)
-    with pytest.raises(PeerError, match=rf"process {process} .* has left the job"):
+    with pytest.raises(
+        PeerError, match=rf"process {process} .* has left the job.* All processes must run the same"
+    ):
         case.connector.need([process])
 
 
