@@ -89,10 +89,3 @@ def test_layers_are_shared_too() -> None:
     assert ended.returncode == 0, ended.stderr
     assert "| 1,1 " in ended.stdout.splitlines()[-3]
     assert ended.stdout.endswith("with the bubble of the pipeline at most 0.960 of the sum\n")
-
-
-@pytest.mark.slow
-def test_more_islands_than_cores_are_refused() -> None:
-    ended = run("--burners=" + ",".join(["0"] * 1000))
-    assert ended.returncode == 2
-    assert "--burners has 1000 islands, there are" in ended.stderr

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from benchmarks import ladder, ladder_rungs
 from benchmarks.gpu_jobs import Setting
-from benchmarks.ladder_report import Row, compared, rates_of, reached
+from benchmarks.ladder_report import Row, compared, rates_of
 from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent
 from benchmarks.training import Program, Trace
 from jaxhet.testing import Shape
@@ -83,14 +83,6 @@ def test_rung_says_why_it_is_absent(name: str, setting: Setting, words: str) -> 
     reason = why_absent(RUNGS[name], setting)
     assert words in reason
     assert bool(words) == bool(reason)
-
-
-def test_percentile_is_the_rate_that_so_many_steps_reach() -> None:
-    rates = [float(rate) for rate in range(1, 201)]
-    assert reached(rates, 99) == 2.0
-    assert sum(rate >= reached(rates, 99) for rate in rates) >= 0.99 * len(rates)
-    assert reached([3.0, 1.0, 2.0], 50) == 2.0
-    assert reached([7.0], 99) == 7.0
 
 
 def trace(island: int, *seconds: float) -> Trace:

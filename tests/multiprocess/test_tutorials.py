@@ -8,13 +8,12 @@ import os
 import pathlib
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from models.pretrain import parse
 from tests.python.compiler.install_plugins import PLUGINS
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -224,50 +223,9 @@ def test_unequal_islands_of_the_tutorial_have_shares_and_equal_losses(
     assert result.stdout.count("compilations: 1") == 2
 
 
-def _processes_of(launcher: int) -> list[int]:
-    """The ids of the processes below a launcher that run `models.pretrain`."""
-    parents, training = {}, set()
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            if b"models.pretrain" in (folder / "cmdline").read_bytes():
-                training.add(int(folder.name))
-        except OSError:  # it has ended
-            continue
-
-    def is_below(process: int) -> bool:
-        parent = parents.get(process, 0)
-        return parent == launcher or (parent > 1 and is_below(parent))
-
-    below = {process for process in training if is_below(process)}
-    return sorted(process for process in below if process not in map(parents.get, below))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_is_killed_and_resumes(tmp_path: pathlib.Path) -> None:
+def test_training_that_the_reader_kills_has_options_that_exist() -> None:
+    """tests/faults/test_kill_training.py kills trainings and resumes them."""
     command, *_ = _blocks("05-failures.md", "")
-    command = command.replace("runs/failure", str(tmp_path / "run")).replace("every 100", "every 5")
-    checkpoints = tmp_path / "run" / "checkpoints"
-    with (tmp_path / "log.txt").open("wb") as log:
-        launched = subprocess.Popen(
-            _command(command), cwd=_ROOT, env=_environment(), stdout=log, stderr=log
-        )
-    try:
-        while not (checkpoints / "5").exists():
-            assert launched.poll() is None, (tmp_path / "log.txt").read_text()
-            time.sleep(0.1)
-        processes = _processes_of(launched.pid)
-        assert len(processes) == 2
-        os.kill(processes[-1], signal.SIGKILL)
-        assert launched.wait(60) == 128 + signal.SIGKILL
-    finally:
-        launched.terminate()
-        launched.wait()
-    assert "jaxhet.PeerError" in (tmp_path / "log.txt").read_text()
-    latest = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
-    result = _run(command.replace("100000", str(latest + 5)), _ROOT)
-    assert result.returncode == 0, result.stderr
-    assert (checkpoints / str(latest + 5)).exists()
+    words = _command(command)
+    options = parse(words[words.index("models.pretrain") + 1 :])
+    assert (options.resume, options.checkpoint_every) == ("auto", 100)

@@ -37,21 +37,6 @@ def rows() -> list[dict[str, float]]:
     return [{"step": step, "seconds": s, **METRIC} for step, s in enumerate(SECONDS, start=1)]
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("raise SystemExit('p0| models.pretrain: too large')", "too large"),
-        ("raise SystemExit('jaxhet.UsageError: no compiler')", "no compiler"),
-        ("exit(3)", "exit code 3"),
-    ],
-)
-def test_run_that_fails_says_why(code, expected, monkeypatch, tmp_path):
-    words = [sys.executable, "-c", code]
-    monkeypatch.setattr(mesh_sweep.Sweep, "command", lambda *_: words)
-    sweep = dataclasses.replace(SWEEP, run_dir=tmp_path)
-    assert mesh_sweep.measure(sweep, "data=4") == expected
-
-
 def test_run_is_summed_up_from_its_metrics(monkeypatch, tmp_path):
     write = "import sys, pathlib; p = pathlib.Path(sys.argv[1]); p.parent.mkdir(parents=True); "
     write += "p.write_text(sys.argv[2])"
