@@ -76,16 +76,7 @@ class Sweep:
         jaxhet = [sys.executable, "-m", "jaxhet.cli"]
         size = [f"--islands={self.islands}", f"--devices={self.devices}"]
         if self.plan:
-            link = [f"--link-gb-per-s={self.link_gb_per_s}", f"--latency-us={self.latency_us}"]
-            return [
-                *jaxhet,
-                "plan",
-                f"--vendor={self.plan}",
-                *size,
-                *link,
-                "--json",
-                planned.TARGET,
-            ]
+            return [*jaxhet, "plan", f"--vendor={self.plan}", *size, "--json", planned.TARGET]
         launch = [*jaxhet, "launch", *size, "--processes-per-island=1", "--"]
         return [*launch, sys.executable, "-m", "models.pretrain", *self.training(mesh)]
 
@@ -119,7 +110,7 @@ def measure(sweep: Sweep, mesh: str) -> Row | str:
     if result.returncode:
         return _last_words(result.stderr) or f"exit code {result.returncode}"
     if sweep.plan:
-        return of_plan(mesh, json.loads(result.stdout))
+        return of_plan(sweep, mesh, json.loads(result.stdout))
     return summary(sweep, mesh, read_rows(folder / METRICS))
 
 
@@ -140,15 +131,22 @@ def summary(sweep: Sweep, mesh: str, rows: Sequence[Mapping[str, Any]]) -> Measu
     )
 
 
-def of_plan(mesh: str, told: Mapping[str, Any]) -> Planned:
-    """Row made from the output of `jaxhet plan --json`."""
-    total = told["seconds"]["total"]
+def of_plan(sweep: Sweep, mesh: str, told: Mapping[str, Any]) -> Planned:
+    """Row made from the output of `jaxhet plan --json`; exchanges follow each other on one link."""
+
+    def seconds(exchange: Mapping[str, Any]) -> float:
+        times = 1 if exchange["times"] is None else exchange["times"]
+        of_bytes = exchange["num_bytes"] / (sweep.link_gb_per_s * 1e9)
+        return times * (sweep.latency_us * 1e-6 + of_bytes)
+
+    total = sum(map(seconds, told["exchanges"]))
+    hidden = sum(seconds(exchange) for exchange in told["exchanges"] if exchange["products"])
     return Planned(
         mesh=mesh,
         bytes_across=told["bytes_per_step"],
         exchanges=told["exchanges_per_step"],
         seconds=total,
-        overlapped=told["seconds"]["overlapped"] / total if total else 0.0,
+        overlapped=hidden / total if total else 0.0,
         is_exact=told["is_exact"],
     )
 

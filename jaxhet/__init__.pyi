@@ -25,7 +25,6 @@ from jaxhet._paths import PeerPath as PeerPath
 from jaxhet._paths import Refusal as Refusal
 from jaxhet._paths import paths as paths
 from jaxhet._per_platform import per_platform as per_platform
-from jaxhet._plan import LinkTime as LinkTime
 from jaxhet._plan import PlannedExchange as PlannedExchange
 from jaxhet._plan import PlanReport as PlanReport
 from jaxhet._plan import plan as plan

@@ -3,7 +3,6 @@
 import dataclasses
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,32 +72,6 @@ class PlannedExchange:
     def _times(self) -> int:
         return 1 if self.times is None else self.times
 
-    def seconds(self, link_gb_per_s: float, latency_us: float) -> float:
-        """The time of the exchange in each step; see `PlanReport.seconds`."""
-        return self._times * (latency_us * 1e-6 + self.num_bytes / (link_gb_per_s * 1e9))
-
-
-@dataclasses.dataclass(frozen=True)
-class LinkTime:
-    """The time of a step's exchanges, one after the other, at given link speeds.
-
-    Attributes:
-      link_gb_per_s: bandwidth of a rank's link to other islands, 1e9 bytes per second.
-      latency_us: latency of one exchange.
-      total: seconds of all exchanges.
-      overlapped: seconds of the exchanges with matrix products between start and done.
-    """
-
-    link_gb_per_s: float
-    latency_us: float
-    total: float
-    overlapped: float
-
-    @property
-    def exposed(self) -> float:
-        """Seconds of the exchanges that overlap with no matrix product."""
-        return self.total - self.overlapped
-
 
 @dataclasses.dataclass(frozen=True)
 class PlanReport:
@@ -125,29 +98,23 @@ class PlanReport:
         """Whether every `times` is known."""
         return all(e.times is not None for e in self.exchanges)
 
-    def seconds(self, link_gb_per_s: float, latency_us: float = 0.0) -> LinkTime:
-        """The time that the exchanges would take at given link speeds.
+    def exposed_seconds(self, link_gb_per_s: float, latency_us: float = 0.0) -> float:
+        """Time in each step of the exchanges that overlap with no matrix product.
 
-        Sums times × (latency + bytes / bandwidth) over all exchanges. So they share one link, one
-        after the other, and none waits for a peer.
+        Sums times × (latency + bytes / bandwidth). So the exchanges share one link, one after the
+        other, and none waits for a peer.
 
         Args:
           link_gb_per_s: bandwidth of a rank's link to other islands, in 1e9 bytes per second.
           latency_us: time of an exchange of no bytes.
-
-        Raises:
-          UsageError: a speed is not above 0, or a latency below 0.
         """
-        if not (math.isfinite(link_gb_per_s) and link_gb_per_s > 0):
-            raise UsageError(f"link_gb_per_s={link_gb_per_s} must be a number above 0")
-        if not (math.isfinite(latency_us) and latency_us >= 0):
-            raise UsageError(f"latency_us={latency_us} must be a number of at least 0")
-        seconds = [e.seconds(link_gb_per_s, latency_us) for e in self.exchanges]
-        overlapped = [s for s, e in zip(seconds, self.exchanges, strict=True) if e.is_overlapped]
-        return LinkTime(link_gb_per_s, latency_us, math.fsum(seconds), math.fsum(overlapped))
+        exposed = [e for e in self.exchanges if not e.is_overlapped]
+        runs = sum(1 if e.times is None else e.times for e in exposed)
+        num_bytes = sum(e.bytes_per_step for e in exposed)
+        return runs * latency_us * 1e-6 + num_bytes / (link_gb_per_s * 1e9)
 
-    def text(self, time: LinkTime | None = None) -> str:
-        """The report as a table; with `time`, a line about the time follows."""
+    def text(self) -> str:
+        """The report as a table."""
         if not self.exchanges:
             return f"{_NOTHING}\n"
         reasons = dict.fromkeys(e.why for e in self.exchanges if e.why)
@@ -160,12 +127,6 @@ class PlanReport:
             f" to other islands: {at_least}{_bytes(self.bytes_per_step)}",
         ]
         lines += [f"[{number}] {why}" for why, number in notes.items()]
-        if time is not None:
-            lines.append(
-                f"time of exchanges at {time.link_gb_per_s:g} GB/s and {time.latency_us:g} us each:"
-                f" {at_least}{time.total * 1e3:.3f} ms; hidden by matrix products:"
-                f" {time.overlapped * 1e3:.3f} ms"
-            )
         return "\n".join([*(line.rstrip() for line in lines), ""])
 
     def __str__(self) -> str:
@@ -176,16 +137,14 @@ class PlanReport:
         """The same table, as notebooks show it."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
-    def to_json(self, time: LinkTime | None = None) -> str:
-        """The report as a JSON object: `exchanges`, the totals; `seconds` with `time`."""
+    def to_json(self) -> str:
+        """The report as a JSON object: `exchanges`, and the totals."""
         fields: dict[str, Any] = {
             "exchanges": [dataclasses.asdict(e) for e in self.exchanges],
             "exchanges_per_step": self.exchanges_per_step,
             "bytes_per_step": self.bytes_per_step,
             "is_exact": self.is_exact,
         }
-        if time is not None:
-            fields["seconds"] = {**dataclasses.asdict(time), "exposed": time.exposed}
         return json.dumps(fields, indent=2)
 
 

@@ -71,9 +71,9 @@ class Planner:
             except ValueError as error:
                 _say(f"left out {candidate.words}: {error}")
                 continue
-            cost = jaxhet.plan(compiled).seconds(rate, latency)
+            exposed_s = jaxhet.plan(compiled).exposed_seconds(rate, latency)
             num_bytes = beside + _num_bytes(compiled)
-            suggested.append(Suggestion(candidate, cost.exposed, num_bytes))
+            suggested.append(Suggestion(candidate, exposed_s, num_bytes))
         limits = [(d.memory_stats() or {}).get("bytes_limit", 0) for d in jax.local_devices()]
         room = int(np.min(process_allgather(np.int64(min(limits)))))
         return ranked(suggested, room or None)

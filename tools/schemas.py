@@ -48,12 +48,7 @@ def _schema(title: str, cls: type, **further: str) -> dict[str, Any]:
 
 def _plan_schema() -> dict[str, Any]:
     counts = {"exchanges_per_step": "integer", "bytes_per_step": "integer", "is_exact": "boolean"}
-    schema = _schema("jaxhet plan --json", _plan.PlanReport, **counts)
-    time = _object(_plan.LinkTime, schema["$defs"])
-    time["properties"]["exposed"] = {"type": "number"}
-    time["required"].append("exposed")
-    schema["properties"]["seconds"] = time  # with --link-gb-per-s only
-    return schema
+    return _schema("jaxhet plan --json", _plan.PlanReport, **counts)
 
 
 def _stats_schema() -> dict[str, Any]:

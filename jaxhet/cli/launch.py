@@ -36,7 +36,6 @@ from jaxhet.cli._process import Process, ending, start_guardian
 _HOST = "127.0.0.1"
 DEFAULT_GRACE_S = 15.0
 _TERM_TO_KILL_S = 5.0
-_HEED_S = 1.0  # from a signal that was passed on to a word about processes that still run
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for processes that an ended one left in its group
 _DYING_S = 0.2  # from SIGKILL to the end of a process
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
@@ -394,7 +393,6 @@ class _Job:
             if self._passed_on is None:
                 self._passed_on = number
                 self._stop_after_grace()
-                self._after(_HEED_S, self._tell_of_unheeded_signal)
 
     def _reap(self) -> None:
         ended = [p for p in self._processes if p.returncode is None and p.poll() is not None]
@@ -459,21 +457,6 @@ class _Job:
                 f"still waiting for {_names(waits)}: the program there knows of the failure, and"
                 " may be saving a checkpoint or running exit hooks; --grace SECONDS limits this"
                 " wait, and SIGTERM or Ctrl-C ends it"
-            )
-
-    def _tell_of_unheeded_signal(self) -> None:
-        runs = [p for p in self._processes if p.returncode is None]
-        if runs and self._passed_on is not None:
-            why = ""
-            if self._passed_on == signal.SIGTERM:
-                why = (
-                    "; in a job JAX catches SIGTERM, for programs that stop at their next step"
-                    " (jax.experimental.multihost_utils.reached_preemption_sync_point)"
-                )
-            self._say(
-                f"{self._passed_on.name} was passed on, and {_names(runs)} still runs{why}. What"
-                f" has not ended {self._grace_s:g} s after the signal (--grace) gets SIGTERM, and"
-                f" SIGKILL {_TERM_TO_KILL_S:g} s later"
             )
 
     def _say(self, text: str) -> None:

@@ -15,7 +15,7 @@ from jaxhet._errors import UsageError
 from jaxhet._jax.jaxlib import Vendor
 
 
-def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
+def plan(
     target: Annotated[
         str,
         typer.Argument(
@@ -28,15 +28,6 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     ] = "cpu",
     islands: Annotated[int, typer.Option(min=1, help="number of islands")] = 2,
     devices: Annotated[int, typer.Option(min=1, help="devices of each island")] = 1,
-    link_gb_per_s: Annotated[
-        float | None,
-        typer.Option(
-            help="bandwidth of a device's link to other islands, in 1e9 B/s; adds the time at it"
-        ),
-    ] = None,
-    latency_us: Annotated[
-        float, typer.Option(help="latency of an exchange, part of the time of --link-gb-per-s")
-    ] = 0.0,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
     """Print a program's exchanges over islands, without a job and without GPUs.
@@ -46,16 +37,13 @@ def plan(  # noqa: PLR0913 (one parameter an option: typer reads them)
     run; arguments are jax.ShapeDtypeStructs with shardings. jaxhet.initialize does nothing there.
     Options of the compiler are read from JAXHET_*.
     """
-    if latency_us and link_gb_per_s is None:
-        raise UsageError("--latency-us is of use with --link-gb-per-s only; give both")
     from jaxhet import _plan
     from jaxhet._pretended import deviceless  # and with them JAX
 
     plan_of = deviceless.pretend(vendor, islands, devices)
     jitted, args = _program(target, _load(target)())
     report = plan_of(_plan.to_stage(jitted, args, {}))
-    time = None if link_gb_per_s is None else report.seconds(link_gb_per_s, latency_us)
-    print(report.to_json(time) if json else report.text(time), end="\n" if json else "")
+    print(report.to_json() if json else report.text(), end="\n" if json else "")
 
 
 def _load(target: str) -> Callable[[], Any]:

@@ -59,7 +59,7 @@ def run(  # noqa: PLR0913 (one parameter an option: typer reads them)
     program = shutil.which(command[0])
     if program is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
-    _check_start_file(command)
+    _check_start_file()
     sys.stdout.flush()
     os.execve(program, command, variables)
 
@@ -70,28 +70,10 @@ def environment(given: Mapping[str, object], base: Mapping[str, str]) -> dict[st
     return {"JAXHET_AUTO": "1", **_config.for_new_job(base), **set_by_options}
 
 
-def _check_start_file(command: list[str]) -> None:
+def _check_start_file() -> None:
     if not _auto.is_installed():
         raise UsageError(
             f"{_auto.START_FILE} is not in site-packages of {sys.executable}, so programs would not"
             " join the job: install jaxhet with pip into this environment (`make setup` in a"
             " checkout)"
         )
-    flags = _interpreter_flags(command)
-    if any("S" in flag for flag in flags):
-        raise UsageError(
-            f"{command[0]} {' '.join(flags)} starts without site-packages, so the program would not"
-            " join the job; leave -S out"
-        )
-
-
-def _interpreter_flags(command: list[str]) -> list[str]:
-    """Short flags of Python itself, as in `python -u -S script.py`."""
-    if not pathlib.Path(command[0]).name.startswith("python"):
-        return []
-    flags = []
-    for argument in command[1:]:
-        if not argument.startswith("-") or argument.startswith("--") or argument[1:2] in "cmWX":
-            break
-        flags.append(argument)
-    return flags

@@ -68,12 +68,6 @@ def test_missing_secret_is_said_and_not_jaxs_missing_address() -> None:
     assert "no job secret: " in ended.stderr
 
 
-def test_python_without_site_packages_is_refused() -> None:
-    ended = _run("--", sys.executable, "-u", "-IS", "-c", "print()")
-    assert ended.returncode == 2
-    assert "-u -IS starts without site-packages, so the program would not join" in ended.stderr
-
-
 def test_start_file_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_auto, "START_FILE", "not_there.pth")
     with pytest.raises(UsageError, match="install jaxhet with pip into this environment"):
