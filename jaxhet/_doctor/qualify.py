@@ -54,11 +54,8 @@ _OF_THIS_JOB = [
 _FALLBACK = "socket"
 
 
-def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:
-    """Joins the job as one of its processes, and proves all pairs.
-
-    Args:
-      arguments: Options of `jaxhet.initialize`; those that are not given come from the environment.
+def qualify() -> tuple[int, Qualification]:
+    """Joins the job of the environment as one of its processes, and proves all pairs.
 
     Returns:
       The number of this process, and what was proven, which is equal on every process.
@@ -70,12 +67,12 @@ def qualify(arguments: Mapping[str, Any]) -> tuple[int, Qualification]:
     environ, platform = dict(os.environ), platforms.expected_platform()
     jax.config.update("jax_platforms", "cpu")
     # This run ignores an older report.
-    arguments = {**arguments, "qualification": "", "connect": "all"}
+    arguments: dict[str, Any] = {"qualification": "", "connect": "all"}
     config, _ = _clusters.resolve(arguments)
     if config.num_processes == 1:
         raise UsageError("a job of one process has nothing to prove; start doctor on several hosts")
     if not config.island and config.process_id is not None:
-        arguments = {**arguments, "island": f"process{config.process_id}"}
+        arguments["island"] = f"process{config.process_id}"
     _initialize.initialize(**{**arguments, "transports": (_FALLBACK,)})
     try:
         session = _session.required()

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -21,20 +21,8 @@ _REPORT = pathlib.Path("jaxhet-qualify.json")
 
 def doctor(
     qualify: Annotated[
-        bool, typer.Option(help="prove the transports between the processes of a job, on CPU")
+        bool, typer.Option(help="prove the transports between the processes of a job")
     ] = False,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="coordinator of the job of --qualify; process 0 listens there"
-        ),
-    ] = None,
-    process_id: Annotated[
-        int | None, typer.Option(help="this process of the job of --qualify")
-    ] = None,
-    num_processes: Annotated[
-        int | None, typer.Option(help="processes of the job of --qualify")
-    ] = None,
     report: Annotated[
         pathlib.Path, typer.Option(help="file in which process 0 writes the proofs, as JSON")
     ] = _REPORT,
@@ -43,24 +31,14 @@ def doctor(
     """List the usable parts of this machine, and why other parts are not usable.
 
     The exit code is 0 if everything that a job needs works, 1 if a line says "error", and 2 if the
-    answer could not be found. Start --qualify on every host at the same time, or by jaxhet launch;
-    its exit code is 0 if every pair of processes has a proven transport and no transport failed.
+    answer could not be found. Start --qualify as a process of a job on every host, by jaxhet run or
+    jaxhet launch; its exit code is 0 if every pair of processes has a proven transport and no
+    transport failed.
     """
     if qualify:
-        job = {
-            "coordinator_address": coordinator,
-            "process_id": process_id,
-            "num_processes": num_processes,
-        }
-        raise typer.Exit(_qualify(job, report, as_json=as_json))
-    flags = {
-        "--coordinator": coordinator,
-        "--process-id": process_id,
-        "--num-processes": num_processes,
-        "--report": None if report == _REPORT else report,
-    }
-    if given := [flag for flag, value in flags.items() if value is not None]:
-        raise UsageError(f"{given[0]} is of use with --qualify only; give both")
+        raise typer.Exit(_qualify(report, as_json=as_json))
+    if report != _REPORT:
+        raise UsageError("--report is of use with --qualify only; give both")
     from jaxhet._doctor import text  # and with them JAX
     from jaxhet._doctor.collect import collect
 
@@ -72,7 +50,7 @@ def doctor(
     raise typer.Exit(0 if found.ok else 1)
 
 
-def _qualify(job: dict[str, Any], report: pathlib.Path, *, as_json: bool) -> int:
+def _qualify(report: pathlib.Path, *, as_json: bool) -> int:
     """Takes part in the job; process 0 prints the report and writes it."""
     folder = report.absolute().parent
     if not folder.is_dir():
@@ -80,7 +58,7 @@ def _qualify(job: dict[str, Any], report: pathlib.Path, *, as_json: bool) -> int
     from jaxhet._doctor import text
     from jaxhet._doctor.qualify import qualify
 
-    process, found = qualify(job)
+    process, found = qualify()
     if process == 0:
         _write(report, _json(found))
         if as_json:

@@ -57,7 +57,6 @@ def test_json_is_the_report():
     ("arguments", "env", "words"),
     [
         ([], {"JAXHET_TRANSPORTS": "pigeon"}, "transports takes cuda_ipc, hip_ipc, host"),
-        (["--process-id", "1"], {}, "--process-id is of use with --qualify only"),
         (["--report", "x.json"], {}, "--report is of use with --qualify only"),
         (
             ["--qualify", "--report", "/nope/x.json"],
@@ -65,7 +64,11 @@ def test_json_is_the_report():
             "can't write /nope/x.json: no folder /nope",
         ),
         (["--qualify"], {}, "no coordinator_address"),
-        (["--qualify", "--num-processes", "1"], {}, "a job of one process has nothing to prove"),
+        (
+            ["--qualify"],
+            {"JAXHET_NUM_PROCESSES": "1"},
+            "a job of one process has nothing to prove",
+        ),
     ],
 )
 def test_wrong_use_is_exit_code_2(arguments: list[str], env: dict[str, str], words: str):
