@@ -1,7 +1,12 @@
-"""The schedule of GPU loops whose exchanges `pipeline.py` has moved: starts first, dones last."""
+"""Changes of XLA's schedule.
+
+GPU  Loops whose exchanges `pipeline.py` has moved: starts first, dones last.
+CPU  Sums of one program that do not depend on each other overlap.
+"""
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 from jaxhet.compiler import carrier, hlo, loops, overlap
 
@@ -26,6 +31,37 @@ def arrange(module: hlo.Module) -> None:
                 *last,
                 c.root.id,
             ]
+
+
+def overlap_sums(module: hlo.Module) -> bool:
+    """Lets all-reduces on CPUs start before earlier ones are done, if their operands allow it.
+
+    Returns whether there are any.
+
+    XLA's thunks wait for control predecessors, and for earlier thunks that use the same memory. The
+    starts keep their order, because XLA runs programs of few thunks one thunk after the other.
+    """
+    sequences, is_changed = module.proto.schedule.sequences, False
+    for c in module.computations.values():
+        starts = [i for i in c.instructions if carrier.is_start(i)]
+        sums = [i for i in starts if carrier.read(i).collective.startswith("all-reduce")]
+        for first, second in itertools.pairwise(sorted(sums, key=carrier.index_of_call)):
+            kept = [i for i in second.control_predecessor_ids if i != first.id]
+            if len(kept) == len(second.control_predecessor_ids):
+                continue  # another step of the plan is between them
+            is_changed = True
+            c.set_control_predecessors(second, kept)
+            needed = _closure({second.id}, lambda i, c=c: c.predecessors(c[i]))
+            if c.id in sequences and first.id not in needed:
+                _move_behind(sequences[c.id].instruction_ids, first, needed)
+    return is_changed
+
+
+def _move_behind(sequence: MutableSequence[int], first: hlo.Instruction, moved: set[int]) -> None:
+    """Puts later instructions of `moved` directly behind the first."""
+    place = list(sequence).index(first.id) + 1
+    behind = sequence[place:]
+    sequence[place:] = [i for i in behind if i in moved] + [i for i in behind if i not in moved]
 
 
 def _first(module: hlo.Module, c: hlo.Computation, starts: Sequence[hlo.Instruction]) -> set[int]:

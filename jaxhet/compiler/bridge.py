@@ -3,7 +3,7 @@
 from jaxhet._errors import JaxhetError
 from jaxhet.compiler import carrier, collectives, entry_layout, hlo
 from jaxhet.compiler import plan as plan_lib
-from jaxhet.compiler.arrange import arrange
+from jaxhet.compiler.arrange import arrange, overlap_sums
 from jaxhet.compiler.options import Job, Options
 from jaxhet.compiler.plan import Plan
 
@@ -40,6 +40,8 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
         )
     if plan is None:
         return None
+    if not job.is_gpu:
+        return parsed.serialize() if overlap_sums(parsed) else module, plan
     if not pairs:
         return module, plan
     entry_layout.keep_of_results(parsed)

@@ -1,8 +1,8 @@
 """Collectives of one kind go together: one exchange in place of many.
 
-On GPUs these are small all-reduces. On CPUs, where exchanges follow each other, they are permutes;
-XLA has put all-reduces together. The same on every rank: which of them go together depends on the
-program, as the plan's order does.
+On GPUs these are small all-reduces. On CPUs, where only sums overlap, they are permutes; XLA has
+put all-reduces together. The same on every rank: which of them go together depends on the program,
+as the plan's order does.
 """
 
 import dataclasses

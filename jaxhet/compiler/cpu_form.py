@@ -15,6 +15,8 @@ from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
 from jaxhet.compiler.lowering import Lowering, Rows, Value, present_rows
 
+_MOST_ENCODED_BYTES = 32 << 20  # with less, the round trip takes as long as the bytes
+
 
 @dataclasses.dataclass(frozen=True)
 class CpuLowering(Lowering):
@@ -47,6 +49,19 @@ class CpuLowering(Lowering):
         return arithmetic.loop_fusion(self.c, xs, body)
 
     @override
+    def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
+        """Many bytes of compressed sums in several: one is encoded while another one moves."""
+        if not self.builder.codec or self.instruction.opcode != "all-reduce":
+            return [values]
+        bundles: list[list[Value]] = [[]]
+        for value in values:
+            num_bytes = sum(hlo.num_bytes(v.x.shape) for v in [*bundles[-1], value])
+            if bundles[-1] and num_bytes > _MOST_ENCODED_BYTES:
+                bundles.append([])
+            bundles[-1].append(value)
+        return list(bundles)
+
+    @override
     def all_reduce(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
         """Small payloads: one all-gather and local sums. Two ranks: one permute and a sum.
 
@@ -57,15 +72,8 @@ class CpuLowering(Lowering):
         is_small = num_bytes <= self.builder.options.two_shot_bytes
         if is_small or not groups_lib.are_equal(groups):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
-        is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
-        if len(groups[0]) == 2 and not is_complex:  # complex numbers have several forms of NaN
-            pairs = groups_lib.both_ways(groups)
-            others = self.permute(values, pairs)
-            is_second = self._is_second(groups)
-            return [
-                _Pair(self, mine, other, is_second).combined(opcode)
-                for mine, other in zip(values, others, strict=True)
-            ]
+        if self._are_pairs(values, groups):
+            return [rows.combined(opcode) for rows in self.gathered(values, groups)]
         sums = self.reduce_scatter(values, groups, opcode)
         sizes = [v.size for v in values]
         return self._call(ExchangeKind.ALL_GATHER, sums, sizes, groups)
@@ -81,6 +89,18 @@ class CpuLowering(Lowering):
         rows = self._call(ExchangeKind.ALL_GATHER, values, sizes, groups)
         present = present_rows(self, groups)
         return [Rows(self, row, size, present) for row in rows]
+
+    @override
+    def gathered(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
+        """Two ranks: one permute. The sum reads the operand, so that nothing else overwrites it."""
+        if not self._are_pairs(values, groups):
+            return self.all_gather(values, groups)
+        others = self.permute(values, groups_lib.both_ways(groups))
+        is_second = self._is_second(groups)
+        return [
+            _Pair(self, other, 2, own=own.x, is_second=is_second)
+            for own, other in zip(values, others, strict=True)
+        ]
 
     @override
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list[Rows]:
@@ -123,6 +143,11 @@ class CpuLowering(Lowering):
         results = self.builder.call(kind, [v.x for v in values], shapes, groups, numbers)
         return [v.with_array(x) for v, x in zip(values, results, strict=True)]
 
+    def _are_pairs(self, values: Sequence[Value], groups: Groups) -> bool:
+        is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)
+        are_two = groups_lib.are_equal(groups) and len(groups[0]) == 2
+        return are_two and not is_complex  # complex numbers have several forms of NaN
+
     def _is_second(self, groups: Groups) -> Instruction:
         """Whether this device is the second one of its group of two; a scalar."""
         indices = self.collective.index_in_group(groups)
@@ -135,23 +160,23 @@ def _slowest_first(shape: Shape) -> list[int]:
     return list(reversed(shape.layout.minor_to_major))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-    """This device's own row and the other device's."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pair(Rows):
+    """This device's own row, and the other device's as `joined`."""
 
-    lowering: CpuLowering
-    mine: Value
-    other: Value
+    own: Instruction
     is_second: Instruction
 
-    def combined(self, opcode: str) -> Value:
-        def body(c: hlo.Computation, *xs: Instruction) -> Instruction:
-            mine, other, is_second = xs
-            swap = arithmetic.broadcast(c, is_second, mine.shape)
-            first = arithmetic.select(c, [swap], [mine, other])
-            second = arithmetic.select(c, [swap], [other, mine])
-            return arithmetic.combine(c, [first, second], opcode, self.mine.element_type)
+    @property
+    @override
+    def arrays(self) -> list[Instruction]:
+        return [self.own, self.joined.x, self.is_second]
 
-        return self.mine.with_array(
-            self.lowering.loop([self.mine.x, self.other.x, self.is_second], body)
-        )
+    @override
+    def parts(self, c: hlo.Computation, arrays: Sequence[Instruction]) -> list[Instruction]:
+        own, other, is_second = arrays
+        swap = arithmetic.broadcast(c, is_second, own.shape)
+        return [
+            arithmetic.select(c, [swap], [own, other]),
+            arithmetic.select(c, [swap], [other, own]),
+        ]

@@ -89,6 +89,10 @@ class Lowering(abc.ABC):
     def all_gather(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
         """Each member's value to every member."""
 
+    def gathered(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
+        """Each member's value to every member, where they are to be combined."""
+        return self.all_gather(values, groups)
+
     @abc.abstractmethod
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
         """Block i of each member's value to member i."""
@@ -244,12 +248,33 @@ class Rows:
     count: int
     present: tuple[Instruction, ...] = ()
 
+    @property
+    def arrays(self) -> list[Instruction]:
+        """Arrays that hold the rows; see `parts`."""
+        return [self.joined.x]
+
+    def parts(self, c: hlo.Computation, arrays: Sequence[Instruction]) -> list[Instruction]:
+        """The rows, inside of a loop over `arrays`."""
+        size = self.joined.size // self.count
+        return [arithmetic.slice_1d(c, arrays[0], i * size, size) for i in range(self.count)]
+
     def combined(self, opcode: str) -> Value:
         """The rows combined element by element, in group order, the same bits on every rank."""
-        size = self.joined.size // self.count
+        return self.joined.with_array(
+            self.folded(opcode, self.joined.element_type, lambda c, part: part)
+        )
 
-        def body(c: hlo.Computation, x: Instruction, *present: Instruction) -> Instruction:
-            rows = [arithmetic.slice_1d(c, x, i * size, size) for i in range(self.count)]
-            return arithmetic.combine(c, rows, opcode, self.joined.element_type, present)
+    def folded(
+        self,
+        opcode: str,
+        element_type: int,
+        decoded: Callable[[hlo.Computation, Instruction], Instruction],
+    ) -> Instruction:
+        """The decoded rows combined; see `combined`."""
+        arrays = self.arrays
 
-        return self.joined.with_array(self.lowering.loop([self.joined.x, *self.present], body))
+        def body(c: hlo.Computation, *xs: Instruction) -> Instruction:
+            rows = [decoded(c, part) for part in self.parts(c, xs[: len(arrays)])]
+            return arithmetic.combine(c, rows, opcode, element_type, xs[len(arrays) :])
+
+        return self.lowering.loop([*arrays, *self.present], body)

@@ -32,7 +32,7 @@ def all_reduce(
         lowering,
         values,
         lambda vs: lowering.all_reduce(vs, groups, opcode),
-        lambda vs: _summed(lowering, vs, 1, opcode, lambda way, xs: way.all_gather(xs, groups)),
+        lambda vs: _summed(lowering, vs, 1, opcode, lambda way, xs: way.gathered(xs, groups)),
         is_joint=groups_lib.largest(groups) == 2,
     )
 
@@ -174,14 +174,9 @@ def _encoded(lowering: Lowering, value: Value, num_rows: int) -> Value:
 
 def _combined(lowering: Lowering, rows: Rows, value: Value, size: int) -> Value:
     """The sum of encoded rows of `size` elements, in group order."""
-    codec, length = CODECS[value.codec], _row_length(value, size)
-
-    def body(c: Computation, x: Instruction, *present: Instruction) -> Instruction:
-        parts = [arithmetic.slice_1d(c, x, i * length, length) for i in range(rows.count)]
-        decoded = [_decoded(c, part, 1, codec) for part in parts]
-        return arithmetic.combine(c, decoded, "add", value.element_type, present)
-
-    return _cut(lowering, lowering.loop([rows.joined.x, *rows.present], body), value, 1, size)
+    codec = CODECS[value.codec]
+    x = rows.folded("add", value.element_type, lambda c, part: _decoded(c, part, 1, codec))
+    return _cut(lowering, x, value, 1, size)
 
 
 def _restored(lowering: Lowering, received: Value, value: Value, count: int) -> Value:
@@ -217,15 +212,6 @@ def _cut(lowering: Lowering, x: Instruction, value: Value, count: int, size: int
     if lowering.builder.job.is_gpu and x.shape.element_type != pb.F32:
         x = lowering.c.add("opt-barrier", x.shape, [x])  # or XLA may skip the rounding
     return value.with_array(x)
-
-
-def _row_length(value: Value, size: int) -> int:
-    """Elements of an encoded row of `size` elements."""
-    codec = CODECS[value.codec]
-    if not codec.has_blocks:
-        return size
-    num_blocks = -(-size // BLOCK)
-    return num_blocks * BLOCK * codec.bits // 8 + num_blocks
 
 
 def _padded(c: Computation, x: Instruction, size: int) -> Instruction:

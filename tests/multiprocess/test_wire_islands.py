@@ -186,8 +186,8 @@ def test_replicas_are_equal_to_the_bit_with_every_codec(steps: int) -> None:
         assert "plan False" in e.text
         assert "278.9 kB for 1.1 MB, mxint8/32" in e.text
         assert "bridge wire='mxint9' is not valid; codecs: bf16, mxfp8, mxint8, mxint4" in e.text
-        assert "all_gather all-reduce sum hierarchical bf16 u16[270400]" in e.text  # in words
-        assert "all_gather all-reduce sum hierarchical mxint8/32 u8[278850]" in e.text
+        assert "permute all-reduce sum hierarchical bf16 u16[270400]" in e.text  # in words
+        assert "permute all-reduce sum hierarchical mxint8/32 u8[278850]" in e.text
 
 
 SHARDED = """
@@ -224,6 +224,25 @@ def test_gathers_scattered_sums_and_permutes_are_equal_to_the_bit(steps: int) ->
     assert len({tuple(totals) for _, _, *totals in first}) == 8, ended[0].text
     # Values that one island received are those that the other has returned.
     assert [[*words[:2], *reversed(words[2:])] for words in first] == second
+
+
+THREE = """
+from tests.support.microscaling import same_bits, summed
+draw = [np.random.default_rng(i).standard_normal((1, 600, 500)) for i in range(3)]
+rows = [a.astype(np.float32) for a in draw]
+x = jax.make_array_from_callback((3, 600, 500), NamedSharding(mesh, P("x")), lambda i: rows[me])
+f = over_islands(lambda x: (psum(x), psum(x[:, :9])), bridge={"wire": "mxint8"})
+large, small = (np.asarray(y.addressable_data(0)) for y in f(x))
+want = summed([a.reshape(-1) for a in rows], "mxint8")
+print("right", same_bits(large.reshape(-1), want), np.array_equal(small, sum(rows)[:, :9]))
+print(jaxhet.plan(f, x))
+"""
+
+
+def test_compressed_sums_over_three_islands_are_the_reference_s() -> None:
+    for ended in run(SET_UP + THREE, *job(3), timeout_s=190):
+        assert "right True True" in ended.text, ended.text
+        assert "mxint8/32" in ended.text
 
 
 SUMS = """

@@ -610,6 +610,20 @@ def test_exchange_lost_on_the_way_is_an_error():
         bridge(module.SerializeToString(), _JOB, Options())
 
 
+def test_bridge_on_cpu_changes_only_sums_that_can_overlap():
+    operand = "p = f32[4,4] parameter(0)\n"
+    one = decompose(_module(operand + all_reduce("ROOT g", "p", shape="f32[4,4]")), _JOB, Options())
+    several = decompose(_module(_BACKWARD), _JOB, Options())
+    assert one is not None
+    assert several is not None
+    bridged = bridge(one, _JOB, Options()), bridge(several, _JOB, Options())
+    assert bridged[0] is not None
+    assert bridged[0][0] is one
+    assert bridged[1] is not None
+    starts = [i for i in hlo.Module(bridged[1][0]).entry.instructions if carrier.is_start(i)]
+    assert [list(i.control_predecessor_ids) for i in starts] == [[], [], []]
+
+
 def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
     job = hlo_text.job(0, 1, platform="rocm")
     decomposed = decompose(_module(_BACKWARD), job, _ALONE)

@@ -18,7 +18,7 @@ def test_compressed_exchanges_have_the_bits_of_the_reference() -> None:
         pytest.skip("the extension is not built")
     results = worker.run("wire_cases.py", timeout_s=580, **FAST_COMPILE)
     assert {name: failures for name, failures in results.items() if failures} == {}
-    assert len(results) == 3 + 2 * (len(CODECS) + 2) + 2
+    assert len(results) == 4 + 2 * (len(CODECS) + 2) + 2
 
 
 def test_options_name_the_codecs_of_the_passes() -> None:

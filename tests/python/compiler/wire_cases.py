@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxhet.compiler import Options
+from jaxhet.compiler import Options, cpu_form
 from tests.python.compiler.one_process import ISLANDS, World, mesh
 from tests.support.microscaling import decoded, drawn, same_bits, summed
 
@@ -92,7 +93,8 @@ def check_groups(world: World, codec: str, form: str) -> list[str]:
     """Sums over both axes: inside islands first; over groups of several islands; unequal groups."""
     values = np.random.default_rng(7).integers(-40, 40, (4, 600, 500)).astype(np.float32)
     failures = []
-    for islands, groups in (("2+2", [[0, 1], [2, 3]]), ("each", [[0], [1], [2], [3]])):
+    each = [[0], [1], [2], [3]]
+    for islands, groups in (("2+2", [[0, 1], [2, 3]]), ("each", each), ("1+1+2", each)):
         f = lambda x: lax.psum(x, ("x", "y"))  # noqa: E731
         options = Options(wire=(("", codec),))
         (found, _) = run(world, f, values.reshape(-1, 500), islands, options, form)
@@ -151,6 +153,39 @@ def check_together(world: World) -> list[str]:
     return failures
 
 
+def check_overlap(world: World) -> list[str]:
+    """Sums of many bytes are several exchanges, which start before others end; the same bits."""
+
+    def f(x: jax.Array) -> Any:
+        return lax.psum((x, x[:10] * 3, x * 2, x * 5), "x")
+
+    x = np.random.default_rng(3).standard_normal((4 * 600, 500)).astype(np.float32)
+    options, failures = Options(wire=(("x", "mxint8"),)), []
+    for islands in ("2+2", "each"):
+        one, _ = run(world, f, x, islands, options, "cpu")
+        with mock.patch.object(cpu_form, "_MOST_ENCODED_BYTES", 1 << 20):
+            several, lines = run(world, f, x, islands, options, "cpu")
+            spec, scaled = P(("x", "y")), lambda x: f(x * 7)  # not the program before
+            g = jax.shard_map(scaled, mesh=mesh(), in_specs=spec, out_specs=spec, check_vma=False)
+            with world.compiled_as(ISLANDS[islands], options):
+                text = jax.jit(g).lower(x).compile().as_text() or ""
+        if any(a.tobytes() != b.tobytes() for a, b in zip(one, several, strict=True)):
+            failures.append(f"{islands}: results differ")
+        schedule = text[text.index("ENTRY") :].splitlines()
+        starts = [n for n, line in enumerate(schedule) if "jaxhet_exchange" in line]
+        if len(starts) != len(lines) or len(starts) < 3:
+            failures.append(f"{islands}: {lines}")
+        names = [schedule[n].split()[0] for n in starts]
+        for n in starts:
+            if "control-predecessors" in schedule[n]:
+                failures.append(f"{islands}: {schedule[n]}")
+        between = schedule[starts[0] + 1 : starts[-1] + 1]
+        used = [line for line in between if "fusion(" in line and names[0] in line]
+        if used:
+            failures.append(f"{islands}: {used}")
+    return failures
+
+
 def check_off(world: World) -> list[str]:
     """A program that no codec concerns is compiled to the text that it has without the option."""
     mapped = jax.shard_map(
@@ -204,6 +239,7 @@ def main() -> None:
     world = World.make()
     print(json.dumps(("axes", check_axes(world))), flush=True)
     print(json.dumps(("together", check_together(world))), flush=True)
+    print(json.dumps(("overlap", check_overlap(world))), flush=True)
     print(json.dumps(("off", check_off(world))), flush=True)
     for form in FORMS:
         # The arithmetic of a codec is the same in both forms.
