@@ -3,9 +3,10 @@
     jaxhet launch --islands 2 --devices 1 -- python -m benchmarks.thin_links --json runs/thin.json
     python -m benchmarks.thin_links --json runs/thin.json --plot docs/figures/thin-links.svg
 
-Each run trains the same model on the same text (this project's documents, as bytes), with one
+Each run trains the same model on the same text (Python's language reference, as bytes), with one
 position of the mesh axis "data" per device. A run with rows in other places shows how far rounding
-alone leads: its difference is the noise floor. A loss is the mean of the last tenth of the steps.
+alone leads: its difference is the noise floor. Both vary: take the mean over several `--seed`s. A
+loss is the mean of the last tenth of the steps.
 `--link` is a text for the table. `--plot` draws a file of `--json` and trains nothing.
 """
 
@@ -28,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from benchmarks import plain_llama, tables
 from jaxhet import optim
+from models.extras import corpus
 
 # The MLP's gradients have 2 MiB in bfloat16. All others are below 1 MiB and not compressed.
 SIZE = plain_llama.Size(layers=2, embed=512, heads=8, hidden=2048, vocab=256, scan=False)
@@ -77,22 +79,18 @@ METHODS = (
 )
 
 
-@functools.cache
-def corpus() -> np.ndarray:
-    """The bytes of all documents, as they are when the first method begins."""
-    folder = pathlib.Path(__file__).parents[1] / "docs"
-    return np.frombuffer(b"".join(f.read_bytes() for f in sorted(folder.rglob("*.md"))), np.uint8)
-
-
-def batches(steps: int, rows: int, is_swapped: bool) -> list[np.ndarray]:
+def batches(steps: int, rows: int, is_swapped: bool, seed: int) -> list[np.ndarray]:
     """Tokens [rows, LENGTH + 1] of each step."""
-    text = corpus()
-    starts = np.random.default_rng(0).integers(0, len(text) - LENGTH - 1, (steps, rows, 1))
-    starts = starts[:, ::-1] if is_swapped else starts
-    return list(text[starts + np.arange(LENGTH + 1)].astype(np.int32))
+    text = corpus.open_corpus()
+    draw = np.random.default_rng(seed)
+    begins = draw.integers(0, text.size - LENGTH - 1, (steps, rows))
+    begins = begins[:, ::-1] if is_swapped else begins
+    return [
+        np.stack([text.read(b, b + LENGTH + 1) for b in row]).astype(np.int32) for row in begins
+    ]
 
 
-def train(method: Method, steps: int, rows: int) -> Row:
+def train(method: Method, steps: int, rows: int, seed: int) -> Row:
     """Trains with a method. The rate is measured in the second half of the steps."""
     mesh = jax.sharding.get_mesh()
     split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
@@ -111,7 +109,7 @@ def train(method: Method, steps: int, rows: int) -> Row:
         return optax.apply_updates(params, updates), state, loss
 
     def init() -> Any:
-        params = plain_llama.init(SIZE, jax.random.key(0))[0]
+        params = plain_llama.init(SIZE, jax.random.key(seed))[0]
         if not method.has_copies:
             return params
         return jax.tree.map(lambda x: jnp.stack([x] * mesh.size), params)
@@ -120,7 +118,7 @@ def train(method: Method, steps: int, rows: int) -> Row:
     params = jax.jit(init, out_shardings=where)()
     state, losses, halfway = jax.jit(tx.init)(params), [], 0.0
     jitted = jaxhet.jit(step, bridge={"wire": method.wire}, donate_argnums=(0, 1))
-    for number, tokens in enumerate(batches(steps, rows, method.is_swapped)):
+    for number, tokens in enumerate(batches(steps, rows, method.is_swapped, seed)):
         if number == steps // 2:
             jax.block_until_ready(params)
             halfway = time.perf_counter()
@@ -168,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rows", type=int, default=16, help="rows of a step, over all devices")
+    parser.add_argument("--seed", type=int, default=0, help="parameters and order of the text")
     parser.add_argument("--link", default="this machine")
     parser.add_argument("--only", action="append", help="name of a method; give it again for more")
     parser.add_argument("--json", type=pathlib.Path, help="file for all results")
@@ -179,7 +178,9 @@ def main() -> None:
         )
     jaxhet.initialize()
     is_first = jax.process_index() == 0
-    facts = {"made": tables.made_at()} | {n: getattr(options, n) for n in ("steps", "rows", "link")}
+    facts = {"made": tables.made_at()} | {
+        n: getattr(options, n) for n in ("steps", "rows", "seed", "link")
+    }
     done: list[Row] = []
     if is_first:
         print("| link | method | tokens/s | loss | difference |\n|---|---|---|---|---|", flush=True)
@@ -187,7 +188,7 @@ def main() -> None:
         for method in METHODS:
             if options.only and method.name not in options.only:
                 continue
-            row = train(method, options.steps, options.rows)
+            row = train(method, options.steps, options.rows, options.seed)
             done.append(row)
             if is_first:
                 cells = options.link, row.name, f"{row.tokens_per_s:.0f}", f"{row.loss:.5f}"

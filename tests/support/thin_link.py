@@ -2,9 +2,11 @@
 
     python -m tests.support.thin_link MBIT_S RTT_MS LOSS [arguments of benchmarks.thin_links]
     python -m tests.support.thin_link table [arguments of benchmarks.thin_links]
+    python -m tests.support.thin_link sums
 
 The line is `tests/support/wire.cc`. `table` trains over a line without limits and over one of 1
 Gbit/s with a round trip of 50 ms and 0.1 % lost, and moves arrays of 64 MiB over lines of 80 ms.
+`sums` adds up gradients of 512 MiB, with and without a codec: a step that only the line limits.
 """
 
 import json
@@ -44,6 +46,27 @@ for number in (1, 4):
         jax.block_until_ready(swapped(arrays[:number]))
         seconds.append(time.perf_counter() - began)
     if jax.process_index() == 0: print(number, sorted(seconds[1:])[2])
+jaxhet.shutdown()
+"""
+_SUMS = """
+import time
+import jax, numpy as np, jaxhet
+from jax.sharding import NamedSharding, PartitionSpec as P
+jaxhet.initialize()
+mesh = jaxhet.make_mesh({"x": 2})
+split = NamedSharding(mesh, P("x"))
+own = np.random.default_rng(jax.process_index()).standard_normal((1, 1 << 21)).astype(np.float32)
+gradients = [jax.make_array_from_callback((2, 1 << 21), split, lambda i: own) for _ in range(64)]
+add = lambda xs: [jax.lax.psum(x, "x") for x in xs]
+add = jax.shard_map(add, mesh=mesh, in_specs=P("x"), out_specs=P())
+for wire in ("", "mxint8"):
+    added = jaxhet.jit(add, bridge={"wire": wire})
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        jax.block_until_ready(added(gradients))
+        seconds.append(time.perf_counter() - began)
+    if jax.process_index() == 0: print(wire or "f32", sorted(seconds[1:])[3])
 jaxhet.shutdown()
 """
 _METHODS = ("f32", "mxint8", "mxint4 with error feedback", "DiLoCo mxint4, delay 5")
@@ -105,12 +128,21 @@ def table(arguments: Sequence[str]) -> None:
         print(f"| {name} | {alone:.3f} | {' | '.join(parts)} |", flush=True)
 
 
+def sums() -> None:
+    """Prints the times of a sum of gradients, each a median of 7, and their ratio."""
+    found = dict(line.split() for line in job(_SUMS, *_THIN).splitlines()[-2:])
+    plain, coded = float(found["f32"]), float(found["mxint8"])
+    print(f"f32 {plain:.3f} s, mxint8 {coded:.3f} s: {plain / coded:.2f}", flush=True)
+
+
 def main() -> None:
     """The command line."""
     if why := hosts.unavailable_wire():
         sys.exit(why)
     if sys.argv[1] == "table":
         return table(sys.argv[2:])
+    if sys.argv[1] == "sums":
+        return sums()
     mbit_s, rtt_ms, loss = map(float, sys.argv[1:4])
     return print(train(mbit_s, rtt_ms, loss, sys.argv[4:]))
 
