@@ -3,10 +3,12 @@
     python -m tests.support.thin_link MBIT_S RTT_MS LOSS [arguments of benchmarks.thin_links]
     python -m tests.support.thin_link table [arguments of benchmarks.thin_links]
     python -m tests.support.thin_link sums
+    python -m tests.support.thin_link encryption
 
 The line is `tests/support/wire.cc`. `table` trains over a line without limits and over one of 1
 Gbit/s with a round trip of 50 ms and 0.1 % lost, and moves arrays of 64 MiB over lines of 80 ms.
 `sums` adds up gradients of 512 MiB, with and without a codec: a step that only the line limits.
+`encryption` moves 64 MiB both ways over 1 Gbit/s without a delay, each process on one core.
 """
 
 import json
@@ -68,6 +70,10 @@ for wire in ("", "mxint8"):
         seconds.append(time.perf_counter() - began)
     if jax.process_index() == 0: print(wire or "f32", sorted(seconds[1:])[3])
 jaxhet.shutdown()
+"""
+_ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {int(os.environ["JAXHET_PROCESS_ID"])})
 """
 _METHODS = ("f32", "mxint8", "mxint4 with error feedback", "DiLoCo mxint4, delay 5")
 _THIN = (1000.0, 50.0, 0.001)
@@ -135,6 +141,14 @@ def sums() -> None:
     print(f"f32 {plain:.3f} s, mxint8 {coded:.3f} s: {plain / coded:.2f}", flush=True)
 
 
+def encryption() -> None:
+    """Prints which part of the rate an exchange has without and with encryption."""
+    for mode in ("off", "full"):
+        text = job(_ON_ONE_CORE + _EXCHANGE, 1000, 0, 0, JAXHET_ENCRYPTION=mode)
+        found = dict(line.split() for line in text.splitlines()[-2:])
+        print(f"{mode}: {_ARRAY_BITS / float(found['1']) / 1e9:.3f}", flush=True)
+
+
 def main() -> None:
     """The command line."""
     if why := hosts.unavailable_wire():
@@ -143,6 +157,8 @@ def main() -> None:
         return table(sys.argv[2:])
     if sys.argv[1] == "sums":
         return sums()
+    if sys.argv[1] == "encryption":
+        return encryption()
     mbit_s, rtt_ms, loss = map(float, sys.argv[1:4])
     return print(train(mbit_s, rtt_ms, loss, sys.argv[4:]))
 

@@ -40,6 +40,18 @@ def test_arrays_of_programs_have_the_bits_of_the_reference(codec: str) -> None:
         assert same_bits(np.asarray(y), decoded(rows, codec).reshape(x.shape))
 
 
+@pytest.mark.parametrize(
+    ("codec", "most"), [("bf16", 1e-4), ("mxint8", 1e-4), ("mxfp8", 4e-3), ("mxint4", 4e-3)]
+)
+def test_rounding_leaves_the_size_of_gaussian_values(codec: str, most: float) -> None:
+    x = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
+    error = np.asarray(decode(encode(jnp.asarray(x), codec), codec, x.shape), np.float64) - x
+    shrinkage, mean = -np.vdot(x, error) / np.vdot(x, x), error.mean()
+    print(f"{codec}: shrinks by {shrinkage:.1e}, mean error {mean:.1e}")
+    assert abs(shrinkage) < most
+    assert abs(mean) < 3e-4
+
+
 def _gradients(step: int) -> dict[str, Any]:
     draw = np.random.default_rng(step)
     shapes = {"w": (2, 64, 6), "b": (2, 5)}
