@@ -15,7 +15,6 @@ from collections.abc import Iterator
 _LEAST = 0.95
 # Functions that read bytes of peers or check what these say, by file of the engine.
 CPP = {
-    "base/range_set.h": "Add",
     "base/take.h": "Take",
     "net/socket/control_channel.cc": "Parse|ReadMore|Next",
     "engine/common/wire.cc": "TakeBytes|ParseFail|UnpackStrings",

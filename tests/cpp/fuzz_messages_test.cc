@@ -424,7 +424,7 @@ TEST(FuzzMessagesTest, ForeignRanksThatCameBeforeTheRanksAreRefused) {
      .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/host/open_exchanges.cc",
                 "xla_plugin/engine/host/open_exchanges_checks.cc",
                 "xla_plugin/engine/control/peer.cc", "xla_plugin/engine/common/plans.cc",
-                "xla_plugin/base/range_set.h", "xla_plugin/net/socket/socket_connection.cc"},
+                "xla_plugin/net/socket/socket_connection.cc"},
      .seeds = &JobSeeds,
      .run = [](std::string_view input) { (void)PlayJob(input); }});
 

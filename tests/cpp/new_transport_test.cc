@@ -27,9 +27,7 @@ class PigeonConnection final : public Connection {
     std::memcpy(&ticket, message.data(), sizeof ticket);
     Transfer& transfer = host_.Find(ticket);
     const auto bytes = message.subspan(sizeof ticket);
-    if (!transfer.reserved.Add(0, bytes.size(), transfer.receive.num_bytes())) {
-      Throw(ErrorCode::kTransport, kBytesTwice);
-    }
+    transfer.Reserve(0, bytes.size());
     transfer.receive.CopyIn(0, bytes);
     host_.Received(transfer, bytes.size());
   }

@@ -20,7 +20,6 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/io_list.h"
-#include "xla_plugin/base/range_set.h"
 #include "xla_plugin/engine/common/flight_recorder.h"
 #include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/common/plans.h"
@@ -122,26 +121,6 @@ ExchangeRequest RequestOf(ExchangeKind kind, std::span<std::byte> operand,
   request.operands.emplace_back(operand);
   request.results.emplace_back(result);
   return request;
-}
-
-// A '#' for each byte of [0, 40) in the set: Add() refuses these.
-std::string BytesIn(RangeSet ranges) {
-  std::string text;
-  for (size_t byte = 0; byte < 40; ++byte) text += ranges.Add(byte, 1, 40) ? '.' : '#';
-  return text;
-}
-
-TEST(UnitTest, RangeSetRemovesAnyPartOfARange) {
-  for (size_t begin = 0; begin < 30; ++begin) {
-    for (size_t num_bytes = 1; begin + num_bytes <= 30; ++num_bytes) {
-      RangeSet ranges;
-      EXPECT_TRUE(ranges.Add(0, 30, 40) && ranges.Add(35, 5, 40));
-      ranges.Remove(begin, num_bytes);
-      std::string expected = std::string(30, '#') + "....." + "#####";
-      expected.replace(begin, num_bytes, num_bytes, '.');
-      EXPECT_EQ(BytesIn(ranges), expected);
-    }
-  }
 }
 
 TEST(UnitTest, PartitionTrimsAllGathers) {

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,7 +13,6 @@
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/io_list.h"
-#include "xla_plugin/base/range_set.h"
 
 namespace jaxhet {
 
@@ -24,12 +25,13 @@ inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twi
 struct Transfer {
   IoList send;
   IoList receive;
-  size_t sent = 0;           // bytes of `send` that we need not keep any more
-  size_t received = 0;       // bytes of `receive` that are in place
-  RangeSet reserved;         // chunks of `receive` that have begun to arrive, where any order is
-                             // possible: none overlap, so that `received` counts no byte twice
-  uint64_t ticket = 0;       // names this transfer in the peer's messages to us
-  uint64_t peer_ticket = 0;  // names the peer's transfer in ours
+  size_t sent = 0;                    // bytes of `send` that we need not keep any more
+  size_t received = 0;                // bytes of `receive` that are in place
+  std::map<size_t, size_t> reserved;  // chunks of `receive` that have begun to arrive, where any
+                                      // order is possible, from offset to end. None overlap, so
+                                      // that `received` counts no byte twice.
+  uint64_t ticket = 0;                // names this transfer in the peer's messages to us
+  uint64_t peer_ticket = 0;           // names the peer's transfer in ours
 
   bool IsDone() const { return sent == send.num_bytes() && received == receive.num_bytes(); }
   // A chunk begins to arrive. Throws TransportError if it is empty, lies outside of `receive`, or
@@ -39,9 +41,12 @@ struct Transfer {
       Throw(ErrorCode::kTransport, "a chunk of ", num_bytes, " bytes at ", offset,
             " lies outside of the transfer");
     }
-    if (!reserved.Add(offset, num_bytes, receive.num_bytes())) {
-      Throw(ErrorCode::kTransport, kBytesTwice);
-    }
+    const auto next = reserved.lower_bound(offset);
+    const bool is_free = num_bytes > 0 &&
+                         (next == reserved.end() || next->first >= offset + num_bytes) &&
+                         (next == reserved.begin() || std::prev(next)->second <= offset);
+    if (!is_free) Throw(ErrorCode::kTransport, kBytesTwice);
+    reserved.emplace_hint(next, offset, offset + num_bytes);
   }
 };
 

@@ -247,8 +247,7 @@ void SocketConnection::LeavePath(const std::string& path, std::string_view reaso
 
 void SocketConnection::Leave(DataSocket& data, std::string_view reason) {
   if (data.in.is_reserved) {
-    const ChunkInfo& header = data.in.header;
-    host_.Find(header.ticket).reserved.Remove(header.offset, header.num_bytes);
+    host_.Find(data.in.header.ticket).reserved.erase(data.in.header.offset);
   }
   data.in = {};
   data.sending = nullptr;
