@@ -206,7 +206,7 @@ void Negotiate(int own_process, std::span<Introduction> introductions, Time dead
       Conclude(*introduction.peer, candidates[introduction.peer], deadline);
     });
   } catch (const Error& error) {
-    for (Introduction& introduction : introductions) {
+    for (const Introduction& introduction : introductions) {
       introduction.peer->SayFailure(error, own_process);
     }
     throw;

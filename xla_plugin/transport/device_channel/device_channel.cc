@@ -101,9 +101,9 @@ void CheckSlotBytes(uint64_t slot_bytes, const ArenaPiece* piece) {
 }
 
 std::span<const DeviceTransport> DeviceTransports() {
-  static const std::array kTransports = {kLocalChannel, kCudaIpcChannel, kHipIpcChannel,
-                                         kHostChannel,  kVerbsChannel,   kSocketChannel};
-  return kTransports;
+  static const std::array all = {local_transport, cuda_ipc_transport, hip_ipc_transport,
+                                 host_transport,  verbs_transport,    socket_transport};
+  return all;
 }
 
 const DeviceTransport& DeviceTransportOf(std::string_view name) {

@@ -313,8 +313,8 @@ struct DeviceTransport {
   MadeChannel (*make)(const ChannelSetup& setup);
   std::unique_ptr<DeviceChannel> (*open)(const ChannelSetup& setup, std::string_view offer);
 };
-extern const DeviceTransport kLocalChannel, kCudaIpcChannel, kHipIpcChannel, kHostChannel;
-extern const DeviceTransport kVerbsChannel, kSocketChannel;
+extern const DeviceTransport local_transport, cuda_ipc_transport, hip_ipc_transport, host_transport;
+extern const DeviceTransport verbs_transport, socket_transport;
 
 // All of them, best first.
 std::span<const DeviceTransport> DeviceTransports();

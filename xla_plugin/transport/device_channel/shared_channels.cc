@@ -233,6 +233,9 @@ MadeChannel MakeIpcChannel(const ChannelSetup& setup, std::string_view vendor) {
   return Make(setup, SlotPlace::kIpc);
 }
 
+MadeChannel MakeCudaIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "cuda"); }
+MadeChannel MakeHipIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "hip"); }
+
 std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::string_view offer) {
   CheckSameHost(setup);
   return std::make_unique<SourceChannel>(setup, ParseSharedChannelInfo(offer), SlotPlace::kIpc);
@@ -251,22 +254,18 @@ std::unique_ptr<DeviceChannel> OpenHostChannel(const ChannelSetup& setup, std::s
 }  // namespace
 
 // Two devices of one process; the slots are the target device's memory.
-const DeviceTransport kLocalChannel = {
+const DeviceTransport local_transport = {
     .name = "local", .make = &MakeLocalChannel, .open = &OpenLocalChannel};
 
 // Devices of one vendor in two processes; the slots are the target device's memory, mapped into the
 // source's process.
-const DeviceTransport kCudaIpcChannel = {
-    .name = "cuda_ipc",
-    .make = [](const ChannelSetup& setup) { return MakeIpcChannel(setup, "cuda"); },
-    .open = &OpenIpcChannel};
-const DeviceTransport kHipIpcChannel = {
-    .name = "hip_ipc",
-    .make = [](const ChannelSetup& setup) { return MakeIpcChannel(setup, "hip"); },
-    .open = &OpenIpcChannel};
+const DeviceTransport cuda_ipc_transport = {
+    .name = "cuda_ipc", .make = &MakeCudaIpcChannel, .open = &OpenIpcChannel};
+const DeviceTransport hip_ipc_transport = {
+    .name = "hip_ipc", .make = &MakeHipIpcChannel, .open = &OpenIpcChannel};
 
 // Any two devices; the slots are host memory that both see.
-const DeviceTransport kHostChannel = {
+const DeviceTransport host_transport = {
     .name = "host", .make = &MakeHostChannel, .open = &OpenHostChannel};
 
 }  // namespace jaxhet

@@ -79,10 +79,10 @@ class SocketChannel final : public LaneChannel {
 
 }  // namespace
 
-// Any two devices. Each end has slots and words of its own, in host memory; lanes, in
-// turns, carry filled slots from the source's to the target's. To its device each end is a channel
-// like the others.
-const DeviceTransport kSocketChannel = {
+// Any two devices. Each end has slots and words of its own, in host memory; lanes, in turns, carry
+// filled slots from the source's to the target's. To its device each end is a channel like the
+// others.
+const DeviceTransport socket_transport = {
     .name = "socket", .make = &SocketChannel::Make, .open = &SocketChannel::Open};
 
 }  // namespace jaxhet

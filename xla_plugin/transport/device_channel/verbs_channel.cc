@@ -124,7 +124,7 @@ class VerbsChannel final : public LaneChannel {
 // Any two devices with RDMA NICs. Each end has slots of its own that NICs reach, in its
 // device's memory if that was proven, and in pinned host memory if not; a lane carries filled slots
 // from the source's to the target's. To its device each end is a channel like the others.
-const DeviceTransport kVerbsChannel = {
+const DeviceTransport verbs_transport = {
     .name = "verbs", .make = &VerbsChannel::Make, .open = &VerbsChannel::Open};
 
 }  // namespace jaxhet
