@@ -221,6 +221,15 @@ def test_long_round_trip_needs_more_sockets(
         assert bootstrap._num_data(control, fewest, pairs) == sockets
 
 
+@pytest.mark.parametrize(("told", "round_trip_us"), [(7, 7), (2**32 - 1, 0), (None, 0)])
+def test_round_trip_that_the_kernel_does_not_know_is_0(
+    told: int | None, round_trip_us: int
+) -> None:
+    info = b"" if told is None else _listener_module._TCP_INFO.pack(told)
+    sock: Any = types.SimpleNamespace(getsockopt=lambda *_: info)
+    assert _listener_module._round_trip_us(sock) == round_trip_us
+
+
 class _Ends:
     """Two processes of a job in this one, and their sockets to each other.
 
