@@ -159,23 +159,9 @@ def _precision(count: int, width: int) -> dict[str, list[str]]:
     return digests
 
 
-def _warm_up(dtypes: Sequence[str]) -> None:
-    """Launches all kernels of NCCL that collectives over islands launch on an island."""
-    mesh = jax.sharding.Mesh(np.array(jax.local_devices()), ("x",))
-
-    def body(x: jax.Array) -> list[jax.Array]:
-        return [run(operation, x, mesh.size) for operation in operations(x.dtype.name)]
-
-    for dtype in dtypes if mesh.size > 1 else ():
-        blocks = [given(dtype, rank, 2 * mesh.size) for rank in range(mesh.size)]
-        jax.block_until_ready(_mapped(mesh, body, _put(mesh, blocks)))
-
-
 def _answer(request: dict[str, Any]) -> Any:
     if "stats" in request:
         return jaxhet.stats()
-    if "warm_up" in request:
-        return _warm_up(request["warm_up"])
     if "precision" in request:
         return _precision(*request["precision"])
     # XLA's CPU compiler crashes where it combines collectives of no elements with others.
