@@ -17,13 +17,14 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet import _session
+from jaxhet import _mesh, _session
 from jaxhet._errors import ReplicaError, UsageError
 from jaxhet._jit import jit
 
 _MOST_SHOWN = 8  # leaves in a message
 _TREE = "the array"  # name of the leaf of a tree that is one array
 _SEEDS = (np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B))
+_AXIS = "device"
 _UINTS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
@@ -372,7 +373,9 @@ def _names_of(devices: Any) -> tuple[str, ...]:
 def unlike_islands() -> tuple[str, ...]:
     """Differences between islands that can change the bits of results.
 
-    Compares kinds of devices, and settings of the compiler. No process waits for another one.
+    Compares kinds of devices, settings of the compiler, and, if these are equal, the arithmetic:
+    each device computes a few functions of the same numbers, and one small exchange compares the
+    bits of the results. All processes make the first call at the same point of the program.
 
     Returns:
       A sentence for each difference; empty if none was found, and in a job of one island.
@@ -385,11 +388,65 @@ def unlike_islands() -> tuple[str, ...]:
       ...     print(difference)
     """
     session = _session.required()
+    if session.unlike is None:
+        session.unlike = _find_unlike(session)
+    return session.unlike
+
+
+def _find_unlike(session: _session.Session) -> tuple[str, ...]:
+    if len(session.islands) < 2:
+        return ()
     kinds = {
         island.name: sorted({f"{island.platform} {d.device_kind}" for d in island.devices})
         for island in session.islands
     }
-    if len({tuple(kind) for kind in kinds.values()}) < 2:
-        return session.settings_differences
-    found = "; ".join(f"{name} has {', '.join(kind)}" for name, kind in kinds.items())
-    return (f"kinds of devices differ: {found}", *session.settings_differences)
+    if len({tuple(kind) for kind in kinds.values()}) > 1:
+        found = "; ".join(f"{name} has {', '.join(kind)}" for name, kind in kinds.items())
+        return (f"kinds of devices differ: {found}", *session.settings_differences)
+    return (*session.settings_differences, *_arithmetic_differences())
+
+
+def _arithmetic_differences() -> tuple[str, ...]:
+    """A sentence for each island on which functions of equal numbers have other bits."""
+    devices = _mesh.ordered_devices()
+    mesh = Mesh(np.array(devices, dtype=object), (_AXIS,))
+    x = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
+    everywhere = NamedSharding(mesh, P())
+    shared = jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
+    found = np.asarray(jax.block_until_ready(_probe(mesh)(shared)))
+    others: dict[str, list[str]] = {}
+    for rank in range(1, len(devices)):
+        for number, name in enumerate(_PROBES):
+            if np.any(found[rank, number] != found[0, number]):
+                (island,) = _names_of([devices[rank]])
+                functions = others.setdefault(island, [])
+                functions += [name] if name not in functions else []
+    first = _names_of(devices[:1])[0]
+    return tuple(
+        f"the arithmetic of {island} is not that of {first}: {', '.join(functions)}"
+        for island, functions in others.items()
+    )
+
+
+_PROBES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "multiply and add": lambda x: x * 1.1 + x[::-1] * 0.7,
+    "exponential": jnp.exp,
+    "logarithm": lambda x: jnp.log(jnp.abs(x) + 1e-3),
+    "tanh": jnp.tanh,
+    "sine": jnp.sin,
+    "reciprocal square root": lambda x: jax.lax.rsqrt(x * x + 1e-5),
+    "power": lambda x: jnp.abs(x) ** 1.7,
+    "sum": lambda x: jnp.sum(x * x, axis=-1),
+    "matrix product": lambda x: x @ x,
+    "matrix product of bfloat16": lambda x: x.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16).T,
+    "normal random numbers": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+}
+
+
+@functools.lru_cache(maxsize=4)
+def _probe(mesh: Mesh) -> Callable[..., Any]:
+    def probe(x: jax.Array) -> jax.Array:
+        rows = jnp.stack([digest(function(x)) for function in _PROBES.values()])
+        return jax.lax.all_gather(rows, mesh.axis_names)
+
+    return jit(jax.shard_map(probe, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))

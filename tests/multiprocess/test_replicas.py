@@ -120,7 +120,7 @@ init = jaxhet.jit(lambda: {"normal": jax.random.normal(jax.random.key(0), (64, 6
 tree = init()
 tell(before=told(jaxhet.check_replicas(tree, on_difference="sync")),
      after=told(jaxhet.check_replicas(jaxhet.sync_replicas(tree))),
-     unlike=jaxhet.unlike_islands())
+     unlike=jaxhet.unlike_islands(), again=jaxhet.unlike_islands())
 """
     one, other = job(2, JAXHET_CPU_DEVICES="2")
     found = told(script, one, {**other, "XLA_FLAGS": "--xla_cpu_max_isa=AVX"})
@@ -129,8 +129,12 @@ tell(before=told(jaxhet.check_replicas(tree, on_difference="sync")),
     assert islands == ["island1"]
     assert 0 < largest < 1e-5
     assert found["after"] == {}
-    (flags,) = found["unlike"]
+    flags, arithmetic = found["unlike"]
     assert "island island1 differs from island0 in XLA_FLAGS --xla_cpu_max_isa" in flags
+    assert arithmetic.startswith("the arithmetic of island1 is not that of island0: ")
+    assert "multiply and add" in arithmetic
+    assert "exponential" in arithmetic
+    assert found["again"] == found["unlike"]
 
 
 def test_one_process_needs_no_job_and_arrays_without_replicas_are_refused_by_name() -> None:
