@@ -74,7 +74,7 @@ def job(case: Case) -> Iterator[Job]:
         env |= gpus.shared_by(case.shape.num_devices)
     if case.transport == "verbs":
         # NCCL's set-up, inside a program, waits in the driver for all work on the GPU, exchanges
-        # included. A software NIC that reached GPU memory would need the driver to move their bytes.
+        # included. A software NIC that reached GPU memory would need the driver to move bytes.
         reaches_gpus = case.platform == "cuda" and case.shape.devices == 1
         env |= softverbs("copy cuda" if reaches_gpus else "")
     job = island_job(case.shape, WORKER, env)
