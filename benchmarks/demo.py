@@ -196,7 +196,9 @@ def run(demo: Demo, console: Console) -> int:
 def _environment(demo: Demo) -> dict[str, str]:
     """The environment of a run: the CPU, and no job but the one that the launcher makes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXHET_")}
-    return {**kept, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(demo.world)}
+    # As jaxhet.initialize does: with one thread for each device, runs ahead can deadlock.
+    threads = {"PJRT_NPROC": str(2 * demo.world)}
+    return {**threads, **kept, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(demo.world)}
 
 
 def _relative_differences(rows: Rows, reference: Rows) -> list[float]:

@@ -10,6 +10,17 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def two_threads_for_each_device() -> None:
+    """Creates the CPU client with them: with one each, runs ahead of collectives can deadlock.
+
+    XLA then ends the process. `jaxhet.initialize` does the same for jobs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PJRT_NPROC", "8")
+        jax.devices()
+
+
 # LLVM's optimizations are most of a small program's compile time, and change no program of HLO.
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
 
