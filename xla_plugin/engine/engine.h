@@ -61,11 +61,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   // thread.
   void AddPeer(PeerSpec spec);
   void Connect(std::chrono::milliseconds timeout);
-  // After Connect, by any thread: connects one more peer, which does the same. Throws what keeps
-  // the two from agreeing on a transport.
+  // Connects one more peer, which does the same. Any thread may call it after Connect. Throws why
+  // the two can't agree on a transport.
   void JoinPeer(PeerSpec spec, std::chrono::milliseconds timeout);
 
-  // After Connect. Before the first Start: the ranks and that exchange's plan.
+  // Both are called after Connect. The ranks, and an exchange's plan, are set before it starts.
   void SetRanks(std::vector<RankInfo> ranks);
   // See Plan. The exchanges of the plan can then start by their places in it.
   void AddPlan(int64_t plan, std::string text, std::string program = {},
@@ -79,14 +79,14 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void Start(ExchangeRequest request);
   int RankOfDevice(int64_t device_id) const;
 
-  // After SetRanks, where the ranks are devices with memory of their own: opens those of this
-  // process, by rank and ordinal, and agrees with the processes of the other ranks on the channels
-  // between them, but for those of `later`: for these it takes memory.
+  // For ranks that are devices with memory of their own; after SetRanks. Opens the devices of this
+  // process and agrees with the other processes on the channels between all ranks. Channels of
+  // `later` only get memory.
   void OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
                    std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout,
                    const std::vector<ChannelPair>& later = {});
-  // Then, by any thread: channels of `later` between ranks here and of one peer, which does the
-  // same. Makes no driver call, so exchanges may be under way.
+  // Opens channels of `later` between ranks here and those of one peer, which does the same. Any
+  // thread may call it, also while exchanges are under way: it makes no driver call.
   void OpenChannels(const std::vector<ChannelPair>& pairs, std::vector<ChannelSockets> sockets,
                     std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and

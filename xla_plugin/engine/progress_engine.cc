@@ -201,7 +201,7 @@ void ProgressEngine::End(std::shared_ptr<const Error> why) {
   }
 }
 
-// Why nothing follows.
+// Tells the peer why nothing follows.
 void ProgressEngine::SayEnd(Peer& peer) const {
   if (!said_goodbye_) return peer.SayFailure(*failure_, peers_.roster().process());
   peer.channel.Send(MessageType::kGoodbye);
@@ -232,7 +232,7 @@ void ProgressEngine::ReadMessages(Peer& peer) {
 void ProgressEngine::Pass() {
   agenda_.now = Clock::now();
   const Time last_pass = std::exchange(last_pass_, agenda_.now);
-  // This process itself was stopped: that nothing was heard means nothing.
+  // If this process itself was stopped, the silence says nothing about the peers.
   if (agenda_.now - last_pass >
       milliseconds(options_.heartbeat_ms + options_.peer_timeout_ms / 2)) {
     for (auto& [process, peer] : peers_.all()) {
@@ -291,13 +291,13 @@ void ProgressEngine::CheckTimers() {
   }
 }
 
-// The peer closes its sockets then: not before what it has sent is all here.
+// Answers once all that the peer has sent is here: it closes its sockets then.
 void ProgressEngine::AnswerGoodbye(Peer& peer) {
   if (!WaitsFor(peer.process)) return peer.channel.FinishSending();
   agenda_.next_timer = std::min(agenda_.next_timer, agenda_.now + kBusyPeriod);
 }
 
-// Whatever `peer` had to say has been read.
+// Called when all that `peer` has sent was read.
 void ProgressEngine::CheckPeer(Peer& peer) {
   if (peer.left) {
     if (!WaitsInVain(peer)) return;
@@ -308,8 +308,8 @@ void ProgressEngine::CheckPeer(Peer& peer) {
   throw LostError(ContextOf(peer.process), peer.lost, peer.process);
 }
 
-// For a peer that has left. What devices wait for may have come as far as a channel's slots, or its
-// sockets.
+// Whether something waits for a peer that has left. Data for devices may still be in a channel's
+// slots or sockets.
 bool ProgressEngine::WaitsInVain(const Peer& peer) {
   if (!peer.lost.empty() && exchanges_.With(peer.process) != nullptr) return true;
   if (!peer.channel.closed()) return false;

@@ -65,29 +65,29 @@ class ProgressEngine : private PeerEvents {
       const std::function<bool(const ChannelMessage&)>& want);
   void Start(ExchangeRequest request, int64_t id);
   void Fail(const Error& error);
-  // The path between devices to the rank broke; what its process has to say is read first.
+  // The path between devices to the rank broke. The error is what its process says, if it does.
   void Lose(int rank, std::string_view why);
   // The exchanges between devices, which may wait for peers too; they outlive all calls.
   void SetDevices(const DeviceEngine* devices) { devices_ = devices; }
   // Tells the peers that no start follows. Exchanges that are under way fail, with the job.
   void SayGoodbye();
 
-  // Meets the starts of this process's own ranks and sends what is kept. Cheap.
+  // Brings together starts of this process's own ranks, and sends what is kept. Cheap.
   void ServeOwn();
   // Handles everything that has come, moves a slice of bytes on each connection, looks at the time.
   void Pass();
-  // Pass() can do more without an event.
+  // Whether Pass() can do more without an event.
   bool HasWork() const { return agenda_.has_work; }
   bool HasExchanges() const { return !exchanges_.empty(); }
-  // A rank of this process has yet to come to an exchange that another one has started.
+  // Whether a rank of this process has yet to come to an exchange that another one has started.
   bool HasLaggards() const { return exchanges_.HasLaggards(); }
   // When Pass() must be called even without an event.
   Time NextTimer() const { return failure_ ? Time::max() : agenda_.next_timer; }
-  // All peers have closed their ends (or caused a failure): nothing is left to say.
+  // Whether all peers have closed their ends or caused the failure: nothing is left to say.
   bool IsQuiet() const;
 
   std::vector<Completion> TakeCompletions() { return exchanges_.TakeCompletions(); }
-  // The first cause; null also after a goodbye in good order.
+  // The first cause of the failure; null also after goodbyes without one.
   std::shared_ptr<const Error> failure() const { return said_goodbye_ ? nullptr : failure_; }
 
   std::map<std::string, uint64_t> Stats() const;

@@ -53,7 +53,7 @@ class SharedMemory {
   std::byte* base_ = nullptr;
 };
 
-// The word by which a process tells its peers on this host that its buffers may be gone: set before
+// Word that tells a process's peers on this host that its buffers may be gone: set before
 // any of them is released, looked at after a pull.
 class SharedPage {
  public:

@@ -25,11 +25,11 @@ class JobView {
   virtual ~JobView() = default;
   // The first cause of the job's failure, or null.
   virtual std::shared_ptr<const Error> failure() const = 0;
-  // Nothing, if this process has left the job.
+  // Fails the job with `error`, unless this process has left it.
   virtual void Fail(const Error& error) = 0;
   // The path to a rank of another process broke. Fails the job, unless that process says why.
   virtual void Lose(int peer_rank, std::string_view why) = 0;
-  // The process of a rank has left the job, and so has taken what it wanted.
+  // Whether the process of a rank has left the job. It has then taken all data that it wanted.
   virtual bool HasLeft(int rank) = 0;
   // Messages about channels arrive in that process's TakeChannelMessages(), in order.
   virtual void SendChannelMessage(int process, std::string body) = 0;

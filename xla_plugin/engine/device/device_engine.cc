@@ -83,7 +83,8 @@ void DeviceEngine::Failing(DeviceRank& rank, int64_t plan, int64_t index, Functi
   }
   try {
     function();
-    // Work that was put on streams while the job failed is not poisoned: the program must stop.
+    // Results of work that was put on streams while the job failed are not poisoned, so the program
+    // must stop.
     if (const auto failure = job_.failure()) throw Error(*failure);
   } catch (const Error& error) {
     const Error named = error.failed_process() >= 0
@@ -177,9 +178,10 @@ std::optional<DeviceWait> DeviceEngine::OldestWait(std::span<const int> peer_ran
   return oldest;
 }
 
-// In short turns: the program of one rank may wait for that of another, in a collective of NCCL.
+// Ends ranks in short turns: the program of one may wait for that of another, in NCCL.
 void DeviceEngine::Abandon() {
-  // No stream may be let go on while another thread still ends the channels that it would write to.
+  // One thread at a time: a stream that goes on may write to channels, which must not be ended
+  // by another thread meanwhile.
   const std::lock_guard lock(abandon_mutex_);
   std::vector<DeviceRank*> left;
   for (const auto& rank : ranks_) {

@@ -34,11 +34,11 @@ class DeviceEngine {
   std::span<const std::unique_ptr<DeviceRank>> ranks() const { return ranks_; }
   // Finds a rank by the ordinal of its device. Throws UsageError if no rank has it.
   DeviceRank& RankOf(int ordinal);
-  // By the thread that launches the work of a device, in the order of the program. They only put
-  // work on streams. Any error fails the job, and is thrown.
+  // Both are called by the thread that launches the device's work, in the order of the program, and
+  // only put work on streams. An error fails the job, and is thrown.
   void Start(int ordinal, const DeviceRequest& request);
   void Done(int ordinal, const DeviceRequest& request);
-  // See DeviceHandles. By the thread that registers a plan.
+  // See DeviceHandles. Called by the thread that registers a plan.
   void Reserve(int rank, int64_t handle, size_t operand_bytes, size_t group_size);
   Unfinished unfinished() const;
 
@@ -47,7 +47,8 @@ class DeviceEngine {
   bool WaitIdle(std::chrono::milliseconds timeout);
   // Longest wait among all ranks.
   std::optional<DeviceWait> OldestWait(std::span<const int> peer_ranks) const;
-  // The job has failed: ends what is in flight, in poison. By any thread, any number of times.
+  // Called when the job has failed, by any thread, any number of times: ends what is in flight, and
+  // poisons its results.
   void Abandon();
 
   std::map<std::string, uint64_t> Stats() const;

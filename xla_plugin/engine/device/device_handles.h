@@ -25,7 +25,7 @@ class DeviceHandles {
   // without this thread. No arena has room for it: the size is unknown before, and can be that of
   // all parameters.
   void Reserve(int64_t handle, size_t operand_bytes, size_t group_size);
-  // By the thread that launches, as DeviceRank's. The request is a start or a finish.
+  // Called as DeviceRank's functions of these names are. The request is a start or a finish.
   std::optional<LaunchMismatch> Start(const DeviceRequest& request);
   void Done(const DeviceRequest& request);
   // Lets the exchanges end that were never finished.

@@ -54,12 +54,12 @@ class DeviceRank {
   Device& device() { return *device_; }
   RankChannels& channels() { return channels_; }
   Proxy& proxy() { return proxy_; }
-  // By any thread.
+  // Any thread may use both.
   DeviceWatch& watch() { return watch_; }
   DeviceRescue& rescue() { return rescue_; }
 
-  // By the thread that launches the program's work. Errors of the device are thrown; after them,
-  // and after a mismatch, the rank must be abandoned.
+  // Called by the thread that launches the program's work. Throws errors of the device. After an
+  // error or a mismatch the rank must be abandoned.
   std::optional<LaunchMismatch> Start(const DeviceRequest& request);
   // Completes the exchange, or its next part if it arrives in parts.
   void Done(StreamHandle stream, int64_t plan, int64_t index);

@@ -37,8 +37,8 @@ class DeviceRescue {
         watch_(watch),
         stream_(device.CreateStream(StreamPriority::kHigh)) {}
 
-  // Nothing starts any more, and the program's stream stops at the next Done() that it comes to. By
-  // any thread, for all ranks before the first Abandon().
+  // Lets nothing start any more, and stops the program's stream at the next Done() that it comes
+  // to. Any thread calls it, for all ranks before the first Abandon().
   void Stop();
   bool stopped() const { return stopped_; }
   // Ends what is in flight; again for what a thread has started meanwhile. False if the device did

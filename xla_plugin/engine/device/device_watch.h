@@ -16,7 +16,7 @@
 
 namespace jaxhet {
 
-// The peer has launched something else where this rank launches `own`.
+// A peer launched another exchange in the place of this rank's launch `own`.
 struct LaunchMismatch {
   int peer_rank;
   Launch own;

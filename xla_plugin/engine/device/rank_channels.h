@@ -32,11 +32,11 @@ struct RankChannel {
   bool IsShort(size_t length) const {
     return end->is_shared() && NumChunks(length, end->slot_bytes()) == 1;
   }
-  // By the source: whether the chunk's slot is known to be empty.
+  // For the source: whether the chunk's slot is known to be empty.
   bool IsFree(uint64_t chunk) const {
     return end->words().head.at(SlotOf(chunk)).host().load() + 1 >= GenerationOf(chunk);
   }
-  // By the target: the route of an exchange; none while it has not been chosen.
+  // For the target: the route of an exchange; none while it has not been chosen.
   std::optional<RouteChoices::Route> ChosenRoute(uint64_t exchange, size_t result_bytes) const {
     if (result_bytes < end->pull_bytes()) return RouteChoices::Route::kSlots;
     return end->routes().Find(exchange);

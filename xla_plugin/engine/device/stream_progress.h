@@ -18,7 +18,8 @@ inline constexpr size_t kMarks = kStreams + 2;
 static_assert(kChannelSlots % kStreams == 0);  // a slot's chunks are all on one stream
 static_assert(kTakenWords == kStreams);  // a zero-copy exchange is read by the stream of its word
 
-// By stream: how many parts of exchanges it had been given with a transfer; 0 if it has none of it.
+// For each stream: the number of exchanges' parts that it had been given when it got its part of a
+// transfer; 0 if it has no part.
 using Marks = std::array<uint32_t, kMarks>;
 using MarkWords = std::array<DeviceWord, kMarks>;
 

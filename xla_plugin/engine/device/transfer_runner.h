@@ -23,7 +23,7 @@ namespace jaxhet {
 // time.
 //
 // A write or a wait takes a stream 1 to 2 µs (H100), an event next to nothing. So other streams
-// write and wait in the place of the program's, which is tied to them by events.
+// write and wait for the program's stream, and events join it to them.
 class TransferRunner {
  public:
   TransferRunner(Device& device, const StreamProgress& sent, const StreamProgress& received);
@@ -38,7 +38,7 @@ class TransferRunner {
   StreamWork Announcement(EventHandle ready);
   // Tells the target that it can read the operand.
   void OfferOperand(const InFlight& transfer, RankChannel& channel, StreamWork& announcement);
-  // Through slots, after `ready` or on the program's stream, which is left to the caller to flush.
+  // Sends through slots, after `ready` or on the program's stream, which the caller flushes.
   void Send(const InFlight& transfer, RankChannel& channel, StreamWork* program, EventHandle ready);
   void Receive(const InFlight& transfer, RankChannel& channel, StreamWork* program,
                EventHandle ready);

@@ -22,7 +22,7 @@ class CompletionPool {
   CompletionPool(const CompletionPool&) = delete;
   CompletionPool& operator=(const CompletionPool&) = delete;
 
-  // After Close(), too. Where no thread can start, the callback runs in this one.
+  // May be called after Close(), too. If no thread can start, the caller's runs the callback.
   void Run(std::function<void()> callback);
   // Runs what is queued and joins the threads. Those that are still busy at `deadline` are left to
   // end on their own.

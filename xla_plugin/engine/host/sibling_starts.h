@@ -9,9 +9,9 @@
 
 namespace jaxhet {
 
-// The exchanges that some ranks of this process have started more often than others: these are
-// still in the same execution, and peers will wait for them. A program may end before, when it has
-// read the results of the first ranks.
+// Exchanges that some ranks of this process have started and others have not. Peers wait for the
+// others, which are still in the execution, even if the program ends after it has read the first
+// ranks' results.
 class SiblingStarts {
  public:
   void Add(const ExchangeRequest& request);
@@ -31,11 +31,11 @@ class SiblingStarts {
     bool IsEven() const;
   };
 
-  // A rank that comes to an execution has ended those before. In a branch of its own, it did not
-  // start what the others did.
+  // The rank of the request has come to a new execution, so it has ended those before. What it did
+  // not start there, it skipped in a branch of its own.
   void Leave(const ExchangeRequest& request);
-  // The oldest execution has ended on all ranks: XLA lets no device be so many executions behind. A
-  // rank that has not come to it is in a branch of its own.
+  // Forgets the oldest execution. All ranks have ended it, since XLA lets no device be so many
+  // executions behind; a rank that did not start its exchanges skipped them in a branch of its own.
   void ForgetOldest();
 
   std::vector<Entry> uneven_;  // in the order of the first starts

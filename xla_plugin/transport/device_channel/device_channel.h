@@ -65,7 +65,7 @@ inline constexpr uint32_t kOpen = 0x7FFF'FFFF;
 
 // `number` as a device compares it. Throws UsageError if it is too large.
 uint32_t DeviceNumber(uint64_t number);
-// The slot of a chunk, and the value that says that it is there, or was taken from there.
+// The slot of a chunk, and the value of the slot's words once the chunk is in it, or was taken out.
 inline uint32_t SlotOf(uint64_t chunk) { return static_cast<uint32_t>(chunk % kChannelSlots); }
 inline uint32_t GenerationOf(uint64_t chunk) { return DeviceNumber(chunk / kChannelSlots + 1); }
 
@@ -214,7 +214,7 @@ class DeviceChannel {
   // Set-up, by the source: what the target's Accept() needs to know.
   virtual std::string Answer() { return {}; }
   virtual void Accept([[maybe_unused]] std::string_view answer) {}
-  // Then, by the source: writes `proof` into slot 0. By the target: whether it is there.
+  // Set-up, after that: the source writes `proof` into slot 0, and the target looks for it there.
   virtual void Prove(Device& device, std::span<const std::byte> proof);
   virtual bool IsProven(Device& device, std::span<const std::byte> proof);
   // Exchanges of fewer bytes are never pulled.
@@ -222,13 +222,13 @@ class DeviceChannel {
     const uint64_t num_bytes = words_->pull_bytes;
     return num_bytes == 0 ? std::numeric_limits<uint64_t>::max() : num_bytes;
   }
-  // By the source: where the target finds the operand; none if it can't reach it.
+  // For the source: where the target finds the operand; none if it can't reach it.
   virtual std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const;
-  // By the target: `num_bytes` at a place. Throws TransportError if the place lies outside of the
+  // For the target: `num_bytes` at a place. Throws TransportError if the place lies outside of the
   // source's memory.
   virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
-  // By the source: the latest launch whose entry in the source's log nobody needs any more. None:
-  // the target's log says it, which the source sees.
+  // For the source: the latest launch whose entry in its log nobody needs any more. None where the
+  // source sees the target's log, which says it.
   virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }
@@ -243,7 +243,7 @@ class DeviceChannel {
   // The job has failed: no proxy moves anything any more, and what the source's device writes into
   // slots from now on does not count for the target. A copy that the target has begun may count.
   virtual void Cut() { words_->intact.host().store(0); }
-  // Why nothing moves on it any more; "" while all is well.
+  // Why nothing moves on the channel any more; "" while all is well.
   virtual std::string Failure() const { return {}; }
 
  protected:

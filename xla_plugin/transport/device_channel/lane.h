@@ -29,7 +29,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
     virtual ~Direction() = default;
     // Begins the transfers of chunks that a device has written.
     virtual State Begin([[maybe_unused]] Connection& connection) { return State::kIdle; }
-    // By the target: whether the slot of that chunk is empty; and the chunk's transfer.
+    // For the target: whether the slot of that chunk is empty; and the chunk's transfer.
     virtual bool IsReady([[maybe_unused]] uint64_t chunk) { return false; }
     virtual Transfer& Find(uint64_t chunk);
     // More of the transfer was sent or received.
@@ -43,7 +43,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
     Fd fd;
     SealKeys keys;
   };
-  using LogFunction = std::function<void(std::string_view what)>;  // for people; by any thread
+  using LogFunction = std::function<void(std::string_view what)>;  // for people; on any thread
   using Open = std::function<std::unique_ptr<Connection>(ConnectionHost& host)>;
   Lane(std::optional<Messages> messages, LogFunction log, const Open& open);
 
@@ -55,7 +55,7 @@ class Lane final : public ProxyTask, private ConnectionHost {
 
   void SetOutgoing(Direction& direction);
   void SetIncoming(Direction& direction);
-  // Nothing is moved any more, in either direction.
+  // Ends all moving, in both directions.
   void Stop();
   // Paths to the peer that failed and were left.
   uint64_t num_path_failures() const { return num_path_failures_; }

@@ -77,13 +77,13 @@ class LaneChannel : public DeviceChannel {
   void Launched() override;
   void Cut() override;
 
-  // By lanes, each with a number.
-  // By the source: the lane has come to this exchange, and needs no earlier entry of the log.
+  // Lanes call these functions; each has a number.
+  // For the source: the lane has come to this exchange, and needs no earlier entry of the log.
   void ComeTo(size_t lane, uint64_t exchange) { passed_[lane] = exchange - 1; }
-  // By the target: says for the source what it has launched; false if the target has launched
+  // For the target: says for the source what it has launched; false if the target has launched
   // something else.
   bool IsAgreed(const DeviceChunkInfo& info);
-  // Nothing moves any more; the first failure is kept.
+  // Ends all moving; the first failure is kept.
   void Fail(const Error& error);
 
  protected:

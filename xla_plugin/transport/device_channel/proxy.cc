@@ -59,8 +59,9 @@ class ProxyThread {
     Wake();
   }
 
-  // The caller has written its work before; the thread looks for work after it has set
-  // `is_asleep_`. An epoll_wait() that is asked about a ready descriptor returns, once.
+  // No work is missed: the caller has written its work before, and the thread looks for work once
+  // more after it has set `is_asleep_`. Changing the ready descriptor's events ends one
+  // epoll_wait().
   void Wake() {
     epoll_event event{.events = EPOLLIN | EPOLLONESHOT, .data = {.ptr = nullptr}};
     if (is_asleep_.exchange(false)) epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, ready_.get(), &event);
@@ -108,7 +109,7 @@ class ProxyThread {
     return state;
   }
 
-  // Waits for an event or Wake(). None: without a limit of time.
+  // Waits for an event or Wake(), for at most so long; none: without a limit.
   void Sleep(std::optional<microseconds> most) {
     is_asleep_ = true;
     const auto is_due = [](const ProxyTask* task) { return task->is_due_.load(); };

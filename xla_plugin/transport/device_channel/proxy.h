@@ -24,11 +24,11 @@ class ProxyTask {
   };
 
   virtual ~ProxyTask() = default;
-  // The same ones each time.
+  // Returns the same ones each time.
   virtual std::vector<Pollable*> Pollables() = 0;
-  // By the proxy's thread alone, as are the events of the pollables. Does not block or throw.
+  // Only the proxy's thread calls it, and handles events of the pollables. Does not block or throw.
   virtual State Advance() = 0;
-  // By any thread: the task may have something to do.
+  // Says that the task may have something to do. Any thread may call it.
   void Wake();
 
  private:
@@ -50,8 +50,8 @@ class Proxy {
   Proxy(const Proxy&) = delete;
   Proxy& operator=(const Proxy&) = delete;
 
-  // By any thread. Tasks are for the threads in turns: for those that there are, and if there are
-  // fewer than `wanted_threads`, for more. A task that was added before stays where it is.
+  // Gives the task to the next of the threads, in turns; starts one more thread if there are fewer
+  // than `wanted_threads`. A task that was added before stays where it is. Any thread may call it.
   void Add(ProxyTask& task, size_t wanted_threads);
 
  private:
