@@ -10,7 +10,7 @@ fi
 export PYTHONPATH="$PWD/.cache/jax-next"
 .venv/bin/python -c 'import jax; print("jax", jax.__version__)'
 [ $# = 0 ] || exec .venv/bin/python -m pytest "$@"
-.venv/bin/python -m pytest -q -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder \
+.venv/bin/python -m pytest -q -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
   tests/python/compiler/test_hlo.py tests/python/compiler/test_refusals.py \
   tests/python/test_jax_*.py tests/python/test_compiler_settings.py tests/python/test_program.py \
   tests/multiprocess/test_jax_api.py tests/multiprocess/test_cache.py tests/multiprocess/test_shared_executables.py

@@ -41,6 +41,8 @@ stage "the newest JAX that is tested"
 sh tools/next.sh
 
 # A file belongs to one worker, and files start in the order of tests/conftest.py. Tests that start jobs
-# wait much: one worker more than cores keeps all cores busy.
+# wait much: one worker more than cores keeps all cores busy. A crashed worker is not replaced,
+# because pytest-xdist then waits for ever for the rest of its files.
 stage "pytest"
-exec .venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder \
+  --max-worker-restart=0 "$@"
