@@ -196,7 +196,7 @@ def run(demo: Demo, console: Console) -> int:
 def _environment(demo: Demo) -> dict[str, str]:
     """The environment of a run: the CPU, and no job but the one that the launcher makes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAXHET_")}
-    # As jaxhet.initialize does: with one thread for each device, runs ahead can deadlock.
+    # With one thread for each device, runs ahead can deadlock; jaxhet.initialize does the same.
     threads = {"PJRT_NPROC": str(2 * demo.world)}
     return {**threads, **kept, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(demo.world)}
 
