@@ -61,16 +61,17 @@ class PlannedExchange:
     @property
     def bytes_per_step(self) -> int:
         """Bytes that a rank sends to other islands in each step."""
-        return self.num_bytes * self._times
+        return self.num_bytes * _runs(self)
 
     @property
     def is_overlapped(self) -> bool:
         """Whether a matrix product is scheduled while it runs."""
         return bool(self.products)
 
-    @property
-    def _times(self) -> int:
-        return 1 if self.times is None else self.times
+
+def _runs(exchange: PlannedExchange) -> int:
+    """Runs in each step; one where the number is unknown."""
+    return 1 if exchange.times is None else exchange.times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ class PlanReport:
           latency_us: time of an exchange of no bytes.
         """
         exposed = [e for e in self.exchanges if not e.is_overlapped]
-        runs = sum(1 if e.times is None else e.times for e in exposed)
+        runs = sum(map(_runs, exposed))
         num_bytes = sum(e.bytes_per_step for e in exposed)
         return runs * latency_us * 1e-6 + num_bytes / (link_gb_per_s * 1e9)
 

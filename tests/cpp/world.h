@@ -110,8 +110,8 @@ ExchangeRequest GatherRequest(int rank, int64_t run_id = 1);
 StartInfo GatherStart(uint64_t num_bytes, uint64_t eager = 0);
 std::optional<Error> Gather(Engine& engine, int rank, size_t num_bytes, int64_t run_id = 1);
 
-// Both ranks gather; `meanwhile` is called once both have started. Returns their errors, of which
-// one is kWrongBytes for a result that is wrong.
+// Has both ranks gather, and calls `meanwhile` once both have started. Returns the error of each
+// rank; the error's text is kWrongBytes if the result is wrong.
 inline constexpr std::string_view kWrongBytes = "wrong bytes";
 std::array<std::optional<Error>, 2> GatherBoth(World& world, size_t num_bytes, int64_t run_id = 1,
                                                const std::function<void()>& meanwhile = {});

@@ -85,8 +85,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   void OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
                    std::vector<ChannelSockets> sockets, std::chrono::milliseconds timeout,
                    const std::vector<ChannelPair>& later = {});
-  // Opens channels of `later` between ranks here and those of one peer, which does the same. Any
-  // thread may call it, also while exchanges are under way: it makes no driver call.
+  // Opens some channels of `later`: those between ranks of this process and of one peer, which
+  // opens them too. It makes no driver call, so any thread may call it during exchanges.
   void OpenChannels(const std::vector<ChannelPair>& pairs, std::vector<ChannelSockets> sockets,
                     std::chrono::milliseconds timeout);
   // Stays valid while it is held, also over a Close(). Throws UsageError before OpenDevices() and

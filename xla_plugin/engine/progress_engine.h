@@ -31,9 +31,10 @@ struct Newcomers {
   std::vector<Introduction> introductions;
 };
 
-// The engine without its threads: starts, messages and time go in; messages, bytes and completions
-// come out. It has no locks and never blocks, and all of it is called by one thread at a time. The
-// first error of any part fails all of it, here and, by gossip, everywhere.
+// The engine without its threads. It takes starts, messages and the time, and gives messages, bytes
+// and completions. It has no locks and does not block: one thread at a time calls its functions.
+// The first error of any part fails the whole engine, which tells all peers, so that they
+// fail as well.
 //
 // An exchange between two ranks: each side sends kStart to the other when its program comes to it.
 // Few bytes travel with it (eager). More begin to move when both starts have met, and end in the
