@@ -135,8 +135,9 @@ with jax.set_mesh(mesh):
     other = start["g"](put(2)) if case == "another" else jax.tree.map(lambda x: x + 1, held)
     if case == "finished":
         attempt(lambda: finish(held))
-        other, held = held, held if me else start["f"](put(3))
-    attempt(lambda: finish(other if me else held))
+        other = held
+    again = lambda: start["f"](put(3)) if case == "finished" else held
+    attempt(lambda: finish(other if me else again()))
     attempt(lambda: over_islands(psum)(x))
 print("seconds", time.monotonic() - before)
 jaxhet.last_error() or jaxhet.shutdown()
