@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxhet import _ffi, _islands, compiler
 from jaxhet._config import Config
@@ -21,7 +21,6 @@ from jaxhet._errors import JaxhetError, UsageError
 from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
 from jaxhet._islands import Island
 from jaxhet._jax import compat, compiler_settings, programs
-from jaxhet._jax.compat import Device
 from jaxhet._job.connector import Connector
 from jaxhet._log import LOGGER
 from jaxhet._options import CODECS
@@ -32,6 +31,12 @@ from jaxhet.compiler import carrier
 _CALLS = (carrier.EXCHANGE_TARGET, *carrier.DEVICE_TARGETS)
 _MOST_LISTING_BYTES = 256 * 1024  # largest listing that peers get for their errors
 _MOST_LOWERED = 256  # traced programs that are kept: the latest ones
+
+
+class _Rank(NamedTuple):
+    device_id: int
+    process: int
+    island: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +160,13 @@ class Compilation:
         self.programs: dict[str, jaxprs.Program] = {}
         self._config = config
         self._process = process
-        self._islands = islands
+        # XLA's hooks keep this object as long as the process lives. A device would keep JAX's
+        # client of the coordination service, for which gRPC waits 2 s when the process exits.
+        self._islands = tuple(dataclasses.replace(island, devices=()) for island in islands)
+        self._ranks = [
+            _Rank(device.id, device.process_index, island.index)
+            for island, device in _islands.by_rank(islands).values()
+        ]
         self._is_over = is_over
         self._held: dict[str, tuple[Held, ...]] = {}  # by digest: what no word describes
         self._bridged: set[str] = set()  # digests of programs with exchanges
@@ -168,15 +179,11 @@ class Compilation:
     def _island(self) -> Island:
         return _islands.of_process(self._islands, self._process)
 
-    @functools.cached_property
-    def _ranks(self) -> dict[int, tuple[Island, Device]]:
-        return _islands.by_rank(self._islands)
-
     # --- hooks of XLA ---
 
     def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int]:
         """XLA's options for a program on the devices with these ids."""
-        islands = {island.index for island, d in self._ranks.values() if d.id in devices}
+        islands = {rank.island for rank in self._ranks if rank.device_id in devices}
         return self._over_islands if len(islands) > 1 else {}
 
     def describe(
@@ -235,7 +242,7 @@ class Compilation:
 
     def _peers_in(self, plan: compiler.Plan) -> set[int]:
         """The other processes that the connector has to join to this one for a program."""
-        process_of = {rank: device.process_index for rank, (_, device) in self._ranks.items()}
+        process_of = {number: rank.process for number, rank in enumerate(self._ranks)}
         mine = {rank for rank, process in process_of.items() if process == self._process}
         groups = {group for spec in plan.exchanges for group in spec.groups}
         pairs = {pair for group in groups for pair in itertools.product(mine & {*group}, group)}
@@ -278,8 +285,8 @@ class Compilation:
 
     def cache_salt(self, device_ids: tuple[int, ...]) -> str:
         """Facts that a program compiled now depends on, besides those in JAX's key."""
-        island = self._island
-        if {device.id for device in island.devices}.issuperset(device_ids):
+        islands = {rank.island for rank in self._ranks if rank.device_id in device_ids}
+        if islands <= {self._island.index}:
             return repr((self._versions, self._cache_writer))  # the passes leave it alone
         job = dataclasses.replace(self._job, process=self._cache_writer)
         return repr((self._versions, job, self._options(), device_ids))
@@ -418,8 +425,8 @@ class Compilation:
     @functools.cached_property
     def _job(self) -> compiler.Job:
         return compiler.Job(
-            device_ids=tuple(device.id for _, device in self._ranks.values()),
-            islands=tuple(island.index for island, _ in self._ranks.values()),
+            device_ids=tuple(rank.device_id for rank in self._ranks),
+            islands=tuple(rank.island for rank in self._ranks),
             platform=self._island.platform,
             process=self._process,
             session=self.engine.session if self.engine else 0,

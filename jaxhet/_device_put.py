@@ -22,6 +22,7 @@ from jaxhet._islands import Island
 from jaxhet._jax import device_put
 from jaxhet._jax.compat import Device
 from jaxhet._jit import jit
+from jaxhet._telemetry.observed import Observer
 
 _AXIS = "device"
 
@@ -216,7 +217,7 @@ class _Program:
         return lax.dynamic_index_in_dim(table, lax.axis_index(_AXIS), keepdims=False)
 
 
-class Puts:
+class Puts(Observer):
     """Implementation of `jax.device_put` between devices of several islands."""
 
     def __init__(self, islands: Sequence[Island], process: int):
@@ -229,6 +230,12 @@ class Puts:
     def install(self) -> None:
         """Makes `jax.device_put` call this object."""
         device_put.divert(self.crosses, self.put)
+
+    def close(self) -> None:
+        """Forgets the devices, which keep JAX's client (`jaxhet/_compilation.py`)."""
+        self._devices.clear()
+        self._do_islands_differ.cache_clear()
+        self._prepared.cache_clear()
 
     def crosses(self, source: Sharding, target: Sharding) -> bool:
         """Whether the devices are of several islands, and not the same on both sides."""

@@ -4,6 +4,7 @@ import atexit
 import os
 import pathlib
 import subprocess
+import weakref
 
 import jax
 
@@ -88,7 +89,8 @@ def initialize(
     _session.install(session)
     _config.pass_on("parent_job", config.coordinator_address)
     _distributed.take_over(jax.distributed, initialize, shutdown)
-    os.register_at_fork(after_in_child=session.abandon_in_child)
+    this = weakref.ref(session)
+    os.register_at_fork(after_in_child=lambda: (s := this()) and s.abandon_in_child())
     atexit.register(_shutdown_at_exit)
     if log_line and session.config.process_id == 0:
         _log.LOGGER.info("%s", log_line)

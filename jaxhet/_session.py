@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -93,8 +94,14 @@ class Session:
         self._closed = threading.Event()
         self._has_left = False  # all connections are closed
         self._is_idle = True  # at the end of the job: no device of this process is at work
+        this = weakref.ref(self)  # the compilation outlives the session
         self.compilation = _compilation.Compilation(
-            config, process, islands, engine, self._is_over, parts.compilation
+            config,
+            process,
+            islands,
+            engine,
+            lambda: (session := this()) is None or session._is_over(),
+            parts.compilation,
         )
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
         if engine is not None or parts.membership is not None:
@@ -275,6 +282,8 @@ class Session:
         if self._membership is not None:
             self._membership.leave()
         self._has_left = True
+        if self.error() is not None:
+            _failed.append(self)
         self._fail_exit(uncaught)
 
     def discard(self) -> None:
@@ -363,6 +372,7 @@ def _uncaught() -> BaseException | None:
     return None if is_success else error
 
 
+_failed: list[Session] = []  # kept: their devices may be at work when the process exits
 used = threading.Event()  # this process is or was in a job, or has tried to join one
 _current: list[Session] = []
 

@@ -304,7 +304,7 @@ def _start_jax(job: _Job) -> _session.Session:
     _set_partitions(config, members, _islands.names(places))
     client, relay = _connect_client(job)
     membership.when_lost(compat.cancel_barriers)
-    compat.bind_gloo(client, membership.local_address)
+    compat.bind_gloo(membership.local_address)
     devices = _create_backend(client, config.process_id, members, job.check)
     islands = _islands.make_islands(places, devices)
     has_gpus = engine is not None and members[config.process_id].platform in jaxlib.GPU_PLATFORMS
@@ -451,7 +451,10 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)
-    _device_put.Puts(session.islands, session.process).install()
+    puts = _device_put.Puts(session.islands, session.process)
+    puts.install()
+    if platform == "cpu":  # on GPUs the end of XLA's client at exit was not tried
+        session.observe(puts)
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
         multihost.allow_unequal_processes()

@@ -138,7 +138,7 @@ def let_sigterm_end_the_process() -> None:
             _sigterm_action(action)
 
 
-def bind_gloo(client: Any, address: str) -> None:
+def bind_gloo(address: str) -> None:
     """Makes the CPU backend's own collectives listen on `address` alone, before the backend exists.
 
     By default Gloo listens on the address that the host name resolves to.
@@ -147,6 +147,7 @@ def bind_gloo(client: Any, address: str) -> None:
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
     def make_backend() -> Any:
+        client = coordination_client()  # a client kept here makes gRPC wait 2 s when Python exits
         gloo = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address)
         return xla_bridge.make_cpu_client(gloo)
 

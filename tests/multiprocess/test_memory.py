@@ -5,7 +5,9 @@ import ast
 from two_islands import run_both
 
 _SCRIPT = """
-import collections, gc, tracemalloc
+import collections, gc, tracemalloc, weakref
+import jax.extend
+from jax.sharding import Mesh, NamedSharding
 
 def compile_and_drop(k):
     def step(a):
@@ -35,7 +37,15 @@ def bytes_after(steps):
 tracemalloc.start()
 before = bytes_after(300)
 print("bytes a step:", (bytes_after(300) - before) / 300, flush=True)
+
+there = NamedSharding(Mesh(jax.devices()[::-1], "x"), P("x"))
+jax.block_until_ready(jax.device_put(x, there))
+client = weakref.ref(jax.devices()[0].client)
 jaxhet.shutdown()
+del mesh, x, step, there
+jax.extend.backend.clear_backends()  # JAX does so when a program ends
+gc.collect()
+print("client is gone:", client() is None, flush=True)
 """
 
 
@@ -57,3 +67,4 @@ def test_program_that_is_dropped_leaves_its_plan_alone_and_a_step_nothing() -> N
             "jaxhet.compiler.plan.Plan",
         ]
         assert float(_told(ended.text, "bytes a step:")) < 50
+        assert _told(ended.text, "client is gone:") == "True"  # else gRPC waits 2 s for it at exit
