@@ -269,12 +269,6 @@ def _make_connector(
     if len(is_whole) == len(members) - 1:
         return None
 
-    def has_come(info: ProcessInfo) -> bool:
-        if channels and (pairs := channels.later_with(info.process)):
-            wanted = channels.sockets_of(pairs, members)
-            return wanted.have_come(listener, info.process)
-        return bootstrap.has_come(listener, info, sockets)
-
     def open_peer(info: ProcessInfo, check: Callable[[], None]) -> None:
         process = info.process
         pairs = channels.later_with(process) if channels else []
@@ -292,8 +286,7 @@ def _make_connector(
         if pairs:
             engine.open_channels(pairs, links, timeout_s)
 
-    opener = _connector.Opener(open_peer, has_come)
-    return _connector.Connector(listener, members, is_whole, opener, job.membership, timeout_s)
+    return _connector.Connector(listener, members, is_whole, open_peer, job.membership, timeout_s)
 
 
 def _start_jax(job: _Job) -> _session.Session:

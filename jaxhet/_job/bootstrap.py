@@ -11,7 +11,6 @@ for control takes its place.
 
 import concurrent.futures
 import dataclasses
-import itertools
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,15 +106,6 @@ def _num_data(control: Link, fewest: int, num_pairs: int) -> int:
     return -(-fewest // num_pairs) * num_pairs  # equally many for each pair of interfaces
 
 
-def has_come(listener: Listener, info: ProcessInfo, data_sockets: int) -> bool:
-    """Whether `connect_peers` would return at once: a peer has made all its connections."""
-    links = listener.links_of(info.process)
-    if 0 not in links:
-        return False
-    num_data = _num_data(links[0], data_sockets, len(_pairs(listener, info)))
-    return links.keys() >= set(range(1 + num_data))
-
-
 @dataclasses.dataclass(frozen=True)
 class DeviceSockets:
     """Sockets between ranks of this process and ranks of others.
@@ -141,12 +131,6 @@ class DeviceSockets:
         start = _FIRST_DEVICE_SOCKET + first * 2 * self.most_data
         channels = enumerate([None, *ways] * num_lanes, start)
         return num_lanes, [_Wanted(info, channel, way) for channel, way in channels]
-
-    def have_come(self, listener: Listener, process: int) -> bool:
-        """Whether a patient `connect_device_channels` has all connections of this process."""
-        wanted = [self.wanted(listener, pair)[1] for pair in self.pairs]
-        expected = {way.channel for way in itertools.chain(*wanted)}
-        return listener.links_of(process).keys() >= expected | {_DEVICE_SOCKETS_READY}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ other end connects on a thread of its own, wherever its program is.
 """
 
 import concurrent.futures
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -53,20 +52,6 @@ def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
     return found - {process}
 
 
-@dataclasses.dataclass(frozen=True)
-class Opener:
-    """Functions that connect a peer.
-
-    Attributes:
-      open: Connects a peer and gives it to the engine; blocks. It calls its second argument
-        meanwhile.
-      has_come: Whether a peer with a higher id has made all its connections.
-    """
-
-    open: Callable[[ProcessInfo, Callable[[], None]], None]
-    has_come: Callable[[ProcessInfo], bool]
-
-
 class _Pair:
     """Connection to one peer: absent, being made, connected or failed."""
 
@@ -84,7 +69,8 @@ class Connector:
       listener: The listener of this process; the connector closes it.
       members: All processes.
       connected: Peers that are connected.
-      opener: Functions that connect a peer.
+      open_peer: Connects a peer and gives it to the engine; blocks. It calls its second argument
+        meanwhile.
       membership: The connection to the coordinator.
       timeout_s: Longest wait for a peer.
     """
@@ -94,13 +80,13 @@ class Connector:
         listener: Listener,
         members: Sequence[ProcessInfo],
         connected: Iterable[int],
-        opener: "Opener",
+        open_peer: Callable[[ProcessInfo, Callable[[], None]], None],
         membership: Membership,
         timeout_s: float,
     ):
         self._listener = listener
         self._members = members
-        self._opener = opener
+        self._open_peer = open_peer
         self._membership = membership
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -175,7 +161,7 @@ class Connector:
     def _came(self, process: int) -> None:
         if self._is_closing:
             self._listener.drop(process)
-        elif self._opener.has_come(self._members[process]):
+        else:  # the first of its connections; `open_peer` waits for the others
             self._connect(process)
 
     def _connect(self, process: int) -> None:
@@ -202,7 +188,7 @@ class Connector:
 
         check()
         try:
-            self._opener.open(self._members[process], check)
+            self._open_peer(self._members[process], check)
         except JaxhetError:
             if not self._is_closing:
                 bootstrap.wait_for_reason(check)

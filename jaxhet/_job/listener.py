@@ -5,12 +5,9 @@ and a port may pass from one to another.
 """
 
 import dataclasses
-import fcntl
 import ipaddress
-import select
 import socket
 import struct
-import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +25,6 @@ _TCP_INFO = struct.Struct("148xI")  # tcpi_min_rtt in linux/tcp.h
 _MAGIC = b"jaxhet-p"
 _VERSION = 5
 _ANY = 2**32  # more than a header can say
-_GIVEN_UP_WITHIN_S = 1.0  # for the end of a connection that the peer has left for another one
 _PORTS = "check JAXHET_SOCKET_PORT and JAXHET_SOCKET_ADVERTISE"
 
 
@@ -49,7 +45,8 @@ class Link:
 class Listener:
     """Listens for the peers with higher ids.
 
-    Each connection is authenticated on a thread of its own.
+    Each connection is authenticated on a thread of its own. A peer opens one again only after it
+    has given up the first, so that a later connection replaces an earlier one until `take`.
 
     Args:
       host: Address to listen on.
@@ -64,8 +61,6 @@ class Listener:
       address: host:port to which peers connect.
       interfaces: Interfaces to which peers may connect for data, with their ports.
       num_processes: Number of processes of the job, or more.
-      reconnects: Whether a peer may connect again after `take` has returned its connection; no by
-        default.
     """
 
     def __init__(
@@ -86,8 +81,7 @@ class Listener:
             self._assigned.set()
         self._arrived = threading.Condition()
         self._links: dict[tuple[int, int], Link] = {}
-        self.reconnects = False
-        self._taken: set[tuple[int, int]] = set()  # for good
+        self._taken: set[tuple[int, int]] = set()
         self._announce: Callable[[int], None] | None = None
         addresses = [str(interface.address.ip) for interface in interfaces]
         servers = _listen(host, port, process, addresses)
@@ -129,11 +123,6 @@ class Listener:
             waiting = {process for process, _ in self._links}
         for process in waiting:
             threading.Thread(target=announce, args=(process,), daemon=True).start()
-
-    def links_of(self, process: int) -> dict[int, Link]:
-        """Connections that a peer has made and that are not taken yet, by channel."""
-        with self._arrived:
-            return {c: link for (source, c), link in self._links.items() if source == process}
 
     def drop(self, process: int) -> None:
         """Closes a peer's connections that are not taken yet."""
@@ -185,8 +174,7 @@ class Listener:
             with self._arrived:
                 are_there = expected <= self._links.keys()
                 if are_there and (spoken_on is None or self._have_spoken(expected, spoken_on)):
-                    if not self.reconnects:
-                        self._taken |= expected
+                    self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
                 missing = sorted({p for p, _ in (expected - self._links.keys()) or expected})
                 self._arrived.wait(0.05)
@@ -252,10 +240,8 @@ class Listener:
                 f" {self._num_channels}"
             )
         with self._arrived:
-            earlier, is_taken = self._links.get((source, channel)), (source, channel) in self._taken
-        if is_taken or (
-            earlier is not None and not _is_given_up(earlier.socket, _GIVEN_UP_WITHIN_S)
-        ):
+            is_taken = (source, channel) in self._taken
+        if is_taken:
             raise TransportError(
                 f"a second connection for channel {channel} of process {source} was refused"
             )
@@ -272,21 +258,16 @@ class Listener:
     def _keep(self, sock: socket.socket, authenticated: tuple[tuple[int, int], Link]) -> None:
         key, link = authenticated
         with self._arrived:
-            earlier = self._links.get(key)
             # A closed attempt must not replace a later one whose thread was quicker.
-            is_second = (
-                key in self._taken
-                or _has_ended(sock)
-                or (earlier is not None and not _is_given_up(earlier.socket, 0))
-            )
-            if not is_second:
-                self._links[key] = link
-                self._arrived.notify_all()
+            if key in self._taken or _has_ended(sock):
+                sock.close()
+                return
+            if earlier := self._links.get(key):
+                earlier.socket.close()
+            self._links[key] = link
+            self._arrived.notify_all()
             announce = self._announce
-        superfluous = sock if is_second else earlier.socket if earlier else None
-        if superfluous is not None:
-            superfluous.close()
-        if announce is not None and not is_second:
+        if announce is not None:
             announce(key[0])
 
 
@@ -315,20 +296,6 @@ def _has_ended(sock: socket.socket) -> bool:
         return False
     except OSError:  # it was reset
         return True
-
-
-def _is_given_up(sock: socket.socket, timeout_s: float) -> bool:
-    """Whether a peer has abandoned a connection, perhaps before the handshake's last bytes arrived.
-
-    True if the peer has closed it, or has not acknowledged these bytes (the path is broken).
-    """
-    try:
-        if select.select([sock], [], [], timeout_s)[0]:
-            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-    except (OSError, ValueError):  # it was reset, or closed here
-        return True
-    return unacknowledged > 0
 
 
 def _check_answer(answer: bytes, info: ProcessInfo, address: str, job: bytes) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxhet import _config, _set_up
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
-from jaxhet._job.connector import Connector, Opener, connects_all, partners
+from jaxhet._job.connector import Connector, connects_all, partners
 from jaxhet._job.process_info import ProcessInfo
 
 
@@ -100,10 +100,8 @@ class _Case:
         self.opened: list[int] = []
         self.failures: list[JaxhetError] = []
         self.error = error
-        self.come = {2}
         double = cast(Any, self.double)
-        opener = Opener(self._open, lambda info: info.process in self.come)
-        self.connector = Connector(double, _members("aab"), [], opener, double, timeout_s)
+        self.connector = Connector(double, _members("aab"), [], self._open, double, timeout_s)
         self.connector.start(self.failures.append)
 
     def _open(self, info: ProcessInfo, check: Callable[[], None]) -> None:
@@ -126,12 +124,9 @@ def test_needed_peers_are_asked_for_and_connected_once() -> None:
     assert len(case.double.asked) == 1
 
 
-def test_peer_is_connected_when_its_last_connection_is_there() -> None:
+def test_peer_is_connected_at_its_first_connection() -> None:
     case = _Case()
-    case.come.clear()
     case.double.announce(2)
-    assert not case.opened
-    case.come.add(2)
     case.double.announce(2)
     assert case.opened == [2]
 
