@@ -39,7 +39,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The content of a cluster file.
+    """The hosts of a job: the content of a cluster file, or this machine alone.
 
     Attributes:
       coordinator: Address of the launcher's machine that all hosts reach.
@@ -65,7 +65,7 @@ def places(
     """Places of the job's processes, by id. Processes of one island have neighbouring ids.
 
     Args:
-      cluster: The file.
+      cluster: The hosts.
       island_envs: Further variables of each island.
       environ: The launcher's environment, for processes on its own machine.
 

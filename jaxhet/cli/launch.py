@@ -25,8 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._job import coordinator as _coordinator
-from jaxhet._launch import environ
-from jaxhet._launch import gpus as _gpus
+from jaxhet._launch import environ as _environ
 from jaxhet._launch import remote as _remote
 from jaxhet.cli import _cluster, _guardian, _signals, _ssh
 from jaxhet.cli._lines import write
@@ -68,16 +67,12 @@ def launch(command: list[str], options: Options) -> int:
       UsageError: the command does not exist, the port is in use, names or sizes are not one for
         each island, or there are too few GPUs.
     """
-    address, places = _HOST, ()
-    if options.hosts is None:
-        places = layout(options, _gpus.find(os.environ))
-    else:
-        cluster = _cluster.read(options.hosts)
-        address, places = cluster.coordinator, cluster_layout(cluster, options)
+    cluster = cluster_of(options)
+    places = layout(cluster, options)
     if any(p.remote is None for p in places) and shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
-        job = _Job(command, options, places, address, stack)
+        job = _Job(command, options, places, cluster.coordinator, stack)
         job.wait()
         return job.summarize()
 
@@ -97,44 +92,39 @@ def island_names(options: Options) -> tuple[str, ...]:
     return names
 
 
-def layout(options: Options, gpus: _gpus.Gpus | None = None) -> tuple[Place, ...]:
-    """Places of the job's processes, by id. Processes of one island have neighbouring ids.
+def cluster_of(options: Options) -> _cluster.Cluster:
+    """The hosts of the file, or this machine with the islands that the options describe.
 
     Raises:
-      UsageError: names or sizes are not one for each island, a variable is for an unknown island,
-        or there are too few GPUs.
+      UsageError: names or sizes are not one for each island, the file is wrong, or an option
+        repeats a value of the file.
     """
-    processes = _per_island("--processes-per-island", options.processes_per_island, options)
-    names = _for_each(island_names(options), processes)
-    envs = _island_envs(options, island_names(options))
-    wanted = _per_island("--devices", options.devices or (1,), options)
-    devices = _for_each(wanted, processes)
-    if gpus is None:
-        counts = devices if options.devices else [None] * len(names)
-        return tuple(
-            Place(name, count, env=envs[name]) for name, count in zip(names, counts, strict=True)
+    if options.hosts is None:
+        processes = _per_island("--processes-per-island", options.processes_per_island, options)
+        devices = _per_island("--devices", options.devices or (None,), options)
+        islands = zip(island_names(options), processes, devices, strict=True)
+        hosts = (
+            _cluster.Host(name, processes=count, devices=each) for name, count, each in islands
         )
-    shares = _gpus.share(gpus, devices if options.devices else None, len(names))
-    return tuple(
-        Place(name, len(mine), gpus.environment(mine), envs[name])
-        for name, mine in zip(names, shares, strict=True)
-    )
-
-
-def cluster_layout(cluster: _cluster.Cluster, options: Options) -> tuple[Place, ...]:
-    """The layout of a cluster's hosts; see `layout`.
-
-    Raises:
-      UsageError: an option repeats a value of the file, a variable is for an unknown island, or
-        this machine has too few GPUs.
-    """
+        return _cluster.Cluster(_HOST, tuple(hosts))
     for name in ("islands", "processes_per_island", "devices", "island_names"):
         if getattr(options, name) != getattr(Options(), name):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{flag} can't be combined with --hosts, whose file says it; leave it out"
             )
-    return _cluster.places(cluster, _island_envs(options, cluster.islands), os.environ)
+    return _cluster.read(options.hosts)
+
+
+def layout(
+    cluster: _cluster.Cluster, options: Options, environ: Mapping[str, str] = os.environ
+) -> tuple[Place, ...]:
+    """Places of the job's processes, by id. Processes of one island have neighbouring ids.
+
+    Raises:
+      UsageError: a variable is for an unknown island, or this machine has too few GPUs.
+    """
+    return _cluster.places(cluster, _island_envs(options, cluster.islands), environ)
 
 
 def _island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
@@ -149,12 +139,7 @@ def _island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str
     return envs
 
 
-def _for_each[T](values: tuple[T, ...], processes: tuple[int, ...]) -> list[T]:
-    """For each process, the value of its island."""
-    return [value for value, n in zip(values, processes, strict=True) for _ in range(n)]
-
-
-def _per_island(flag: str, numbers: tuple[int, ...], options: Options) -> tuple[int, ...]:
+def _per_island[T](flag: str, numbers: tuple[T, ...], options: Options) -> tuple[T, ...]:
     if len(numbers) == 1:
         return numbers * options.islands
     if len(numbers) != options.islands:
@@ -169,7 +154,7 @@ def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]
     """Environment of one process: defaults, then `base`, then the launcher's own variables."""
     place = places[process]
     own = {**base, **place.env}
-    return environ.complete(own, assigned(process, places), place.devices, place.gpus)
+    return _environ.complete(own, assigned(process, places), place.devices, place.gpus)
 
 
 def assigned(process: int, places: tuple[Place, ...]) -> dict[str, str]:

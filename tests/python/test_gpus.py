@@ -65,7 +65,8 @@ def test_gpus_that_are_listed_twice_are_shared_by_processes_and_seen_once_by_eac
 
 def test_places_with_gpus_follow_the_islands() -> None:
     options = launch.Options(islands=2, processes_per_island=(1, 2))
-    places = launch.layout(options, Gpus("cuda", ("5", "6", "7")))
+    base = {"JAX_PLATFORMS": "cuda", _CUDA: "5,6,7"}
+    places = launch.layout(launch.cluster_of(options), options, base)
     assert [(p.island, p.gpus) for p in places] == [
         ("island0", {_CUDA: "5,6,7", _OWN: "0"}),
         ("island1", {_CUDA: "6,5,7", _OWN: "0"}),

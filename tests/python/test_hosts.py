@@ -1,5 +1,6 @@
 """`jaxhet launch --hosts` with an ssh that runs the commands on this machine; without JAX."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -204,7 +205,7 @@ def test_cluster_file_with_all_keys(tmp_path: pathlib.Path):
     """
     cluster = _cluster.read(_file(tmp_path, textwrap.dedent(text)))
     assert cluster.ssh == ("-p", "2222")
-    places = launch.cluster_layout(cluster, launch.Options())
+    places = launch.layout(cluster, launch.Options())
     assert [place.island for place in places] == ["amd", "amd", "amd", "nv"]
     remotes = [place.remote for place in places]
     assert [r and (r.host, r.wanted, r.index) for r in remotes] == [
@@ -266,8 +267,9 @@ def test_cluster_file_that_is_wrong(text: str, words: str, tmp_path: pathlib.Pat
 def test_cluster_that_does_not_fit(
     text: str, options: launch.Options, words: str, tmp_path: pathlib.Path
 ):
+    options = dataclasses.replace(options, hosts=_file(tmp_path, text))
     with pytest.raises(UsageError, match=words):
-        launch.cluster_layout(_cluster.read(_file(tmp_path, text)), options)
+        launch.layout(launch.cluster_of(options), options)
 
 
 def test_cluster_file_that_is_missing(tmp_path: pathlib.Path):
