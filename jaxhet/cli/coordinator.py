@@ -26,10 +26,7 @@ def coordinator(
             metavar="NAME=N,...",
             help="islands in the order of process ids, with their numbers of processes",
         ),
-    ] = "",
-    num_processes: Annotated[
-        int | None, typer.Option(min=1, help="processes of the job, if --islands is not given")
-    ] = None,
+    ],
     advertise: Annotated[
         str | None,
         typer.Option(
@@ -42,17 +39,17 @@ def coordinator(
     """Serve one job: collect its processes, check that they agree, report failures.
 
     Processes need its address in JAXHET_COORDINATOR_ADDRESS, JAXHET_LAUNCHED=1, and the same
-    secret as the coordinator in JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE. With --islands the
-    coordinator assigns process ids to processes that know their JAXHET_ISLAND and
-    JAXHET_ISLAND_PROCESS_ID. It reads no stdin, is ready when its port answers, and ends with the
-    job. The exit code is 0 if every process said goodbye, else 1.
+    secret as the coordinator in JAXHET_JOB_SECRET or JAXHET_JOB_SECRET_FILE. Processes that know
+    their JAXHET_ISLAND and JAXHET_ISLAND_PROCESS_ID are given process ids. The command reads no
+    stdin, is ready when its port answers, and ends with the job. The exit code is 0 if every
+    process said goodbye, else 1.
     """
     config = _config.resolve()
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)
     os.environ.update({k: v for k, v in _coordinator.QUIET.items() if k not in os.environ})
     names = tuple(part.strip() for part in islands.split(",") if part.strip())
-    agreed = terms(names, num_processes, advertise, config.connect_timeout_s)
+    agreed = terms(names, advertise, config.connect_timeout_s)
     server = _coordinator.Coordinator(listen(bind), secret, agreed)
     _say(f"listens on {bind} for the {agreed.num_processes} processes of a job")
     server.serve()
@@ -62,29 +59,19 @@ def coordinator(
     _say("the job has ended")
 
 
-def terms(
-    islands: tuple[str, ...], num_processes: int | None, advertise: str | None, timeout_s: float
-) -> Terms:
+def terms(islands: tuple[str, ...], advertise: str | None, timeout_s: float) -> Terms:
     """Size and islands that the coordinator requires.
 
     Raises:
-      UsageError: The number of processes is not given, or twice with different values.
+      UsageError: The islands have no numbers of processes.
     """
     sizes = announced.sizes(islands)
-    total = sum(sizes.values())
-    if islands and not sizes:
+    if not sizes:
         raise UsageError(
             f"--islands {','.join(islands)} has no numbers of processes: write"
             " NAME=PROCESSES,…, as in nvidia=4,amd=2"
         )
-    if not total and num_processes is None:
-        raise UsageError("how many processes has the job? Give --islands or --num-processes")
-    if total and num_processes not in (None, total):
-        raise UsageError(
-            f"--num-processes {num_processes}, and --islands"
-            f" {','.join(islands)} has {total}: give one of the two"
-        )
-    return Terms(total or num_processes or 0, timeout_s, sizes, advertise)
+    return Terms(sum(sizes.values()), timeout_s, sizes, advertise)
 
 
 def _say(text: str) -> None:

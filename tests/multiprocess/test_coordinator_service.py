@@ -114,7 +114,9 @@ def test_service_outlives_strangers_and_ends_with_the_job() -> None:
 
 def _addresses_differ(service_timeout_s: str) -> tuple[list[str], str]:
     """Errors of both processes and of a service, at which process 1 alone joins."""
-    with _service("--num-processes", "2", JAXHET_CONNECT_TIMEOUT_S=service_timeout_s) as (
+    with _service(
+        "--islands", "island0=1,island1=1", JAXHET_CONNECT_TIMEOUT_S=service_timeout_s
+    ) as (
         address,
         service,
     ):
