@@ -123,10 +123,7 @@ class Options:
     run_dir: str = _option("runs/pretrain", "folder for results, shared by all processes")
     resume: str = _option(
         "never",
-        "auto: continue from the newest checkpoint in the run folder, if there is one; --resume"
-        " without a value is auto",
-        nargs="?",
-        const="auto",
+        "auto: continue from the newest checkpoint in the run folder, if there is one",
         choices=("auto", "never"),
     )
     checkpoint_every: int = _option(
@@ -265,13 +262,6 @@ def _parser() -> argparse.ArgumentParser:
         else:
             how["type"] = field.type if isinstance(field.type, type) else str
         parser.add_argument("--" + _flag(field.name), **how)
-    parser.add_argument(
-        "--no-resume",
-        dest="resume",
-        action="store_const",
-        const="never",
-        help="same as --resume never",
-    )
     return parser
 
 
