@@ -81,20 +81,6 @@ TEST(DeviceFaultTest, BetterTransportsSayWhyTheyAreNotUsed) {
   EXPECT_THAT(names, ::testing::ElementsAre("local", "cuda_ipc", "hip_ipc", "host", "verbs"));
 }
 
-TEST(DeviceFaultTest, DifferentProgramsNameTheFirstDifference) {
-  DeviceWorld world(DeviceOptions(2));
-  constexpr int64_t kOther = 9;
-  world.engine(1).AddPlan(kOther, PlanText(3, "line of its own"));
-  Side zero(0, SwapPairs(), 1000);
-  Side one(1, SwapPairs(), 1000);
-  zero.Start(world);
-  zero.Done(world);
-  const std::string text = ThrownText([&] { one.WithPlan(kOther).Start(world); });
-  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
-  EXPECT_THAT(text, HasSubstr("Exchange 2 is the first that differs"));
-  EXPECT_THAT(text, HasSubstr("line of its own"));
-}
-
 TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {
   const std::string_view transport = GetParam();
   WorldOptions options = DeviceOptions(2, transport);

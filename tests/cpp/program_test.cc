@@ -155,22 +155,6 @@ void AddPlans(World& world, std::string_view first_program, std::string_view sec
   }
 }
 
-TEST(ProgramTest, ProgramsThatDifferAreShownOnBothRanks) {
-  World world({.num_processes = 2});
-  AddPlans(world, "jit_a 1\nadd a b\tf.py:1\n", "jit_b 2\nsub a b\tf.py:1\n");
-  Calls calls;
-  calls.Start(world.engine(0), Request(0, {0, 1}, 1, kFirstPlan));
-  calls.Start(world.engine(1), Request(1, {0, 1}, 1, kSecondPlan));
-  for (const std::string& text : calls.Errors()) {
-    EXPECT_THAT(text, HasSubstr("jaxhet.PlanMismatchError: [rank "));
-    EXPECT_THAT(text, HasSubstr("cpu0:\n    0: add a b (f.py:1)\n    (no more equations)\n"));
-    EXPECT_THAT(text, HasSubstr("cpu1:\n    0: sub a b (f.py:1)\n    (no more equations)\n"));
-    EXPECT_THAT(text, HasSubstr("Exchange 2 is the first that differs.\n"));
-    EXPECT_THAT(text, HasSubstr("jit_a"));
-    EXPECT_THAT(text, HasSubstr("jit_b"));
-  }
-}
-
 TEST(ProgramTest, ProgramsThatDifferAreShownForDevices) {
   DeviceWorld world(DeviceOptions(2));
   world.engine(0).AddPlan(kFirstPlan, PlanText(3), "jit_a 1\nadd a b\n");

@@ -30,11 +30,6 @@ bool Relay::has_attacked() const {
   return has_attacked_;
 }
 
-std::string Relay::seen() const {
-  const std::lock_guard lock(mutex_);
-  return seen_;
-}
-
 void Relay::PassOn(const Fd& from, const Fd& to) {
   std::array<char, 4096> buffer{};
   while (true) {
@@ -52,7 +47,6 @@ void Relay::PassOn(const Fd& from, const Fd& to) {
 
 std::string Relay::Changed(std::string bytes) {
   const std::lock_guard lock(mutex_);
-  seen_ += bytes;
   if (attack_ == Attack::kNone || bytes.size() < least_bytes_) return bytes;
   const size_t place = place_ == kMiddle ? bytes.size() / 2 : place_ % bytes.size();
   has_attacked_ = true;

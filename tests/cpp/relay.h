@@ -27,7 +27,6 @@ class Relay {
   static constexpr size_t kMiddle = SIZE_MAX;
   void Arm(Attack attack, size_t least_bytes, size_t place = kMiddle);
   bool has_attacked() const;
-  std::string seen() const;
 
  private:
   void PassOn(const Fd& from, const Fd& to);
@@ -36,7 +35,6 @@ class Relay {
   std::array<Fd, 2> ends_;
   std::array<std::thread, 2> threads_;
   mutable std::mutex mutex_;  // guards all below
-  std::string seen_;
   Attack attack_ = Attack::kNone;
   size_t least_bytes_ = 0;
   size_t place_ = 0;

@@ -3,9 +3,12 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/testing.h"
+#include "tests/cpp/world.h"
 #include "xla_plugin/net/socket/records.h"
 
 // Attacks on sealed records by somebody between two hosts.
@@ -257,6 +260,35 @@ TEST(SealTest, MissingLibcryptoIsNamed) {
   const std::array other = {"libm.so.6"};
   EXPECT_THAT(ThrownText([&] { LoadCryptoFor(Encryption::kAuth, other); }),
               HasSubstr("libm.so.6 has no OpenSSL_version: it is older than jaxhet needs"));
+}
+
+TEST(SealTest, RdmaIsLeftForSocketsInWords) {
+  WorldOptions options{.transports = {"verbs", "socket"}};
+  options.engine.encryption = "full";
+  World world(options);
+  world.engine(0).Read([](const ProgressEngine& progress) {
+    const Peer& peer = progress.peers().Of(1);
+    EXPECT_EQ(peer.transport, "socket");
+    const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
+    EXPECT_NE(verbs, peer.refusals.end());
+    EXPECT_THAT(verbs->reason, HasSubstr("NICs can't encrypt what they read out of memory"));
+    EXPECT_THAT(verbs->reason, HasSubstr("JAXHET_ENCRYPTION is full"));
+    return 0;
+  });
+}
+
+TEST(SealTest, RdmaAloneIsRefusedInWords) {
+  WorldOptions options{.transports = {"verbs"}};
+  options.engine.encryption = "auth";
+  auto ends = ConnectAll(2);
+  const auto first = MakeEngine(0, options, std::move(ends[0]));
+  const auto second = MakeEngine(1, options, std::move(ends[1]));
+  std::thread other([&] { EXPECT_THROW(second->Connect(kLong), Error); });
+  const std::string error = ThrownText([&] { first->Connect(kLong); });
+  other.join();
+  EXPECT_THAT(error, HasSubstr("no transport reaches it"));
+  EXPECT_THAT(error, HasSubstr("verbs: NICs can't encrypt what they read out of memory, and "
+                               "JAXHET_ENCRYPTION is auth"));
 }
 
 }  // namespace

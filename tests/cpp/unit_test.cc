@@ -123,17 +123,6 @@ ExchangeRequest RequestOf(ExchangeKind kind, std::span<std::byte> operand,
   return request;
 }
 
-TEST(UnitTest, PartitionTrimsAllGathers) {
-  std::array<std::byte, 4> operand{};
-  std::array<std::byte, 12> result{};
-  const auto parts =
-      PartitionBuffers(RequestOf(ExchangeKind::kAllGather, operand, std::span(result).first(6)));
-  EXPECT_EQ(parts.members[0].receive.num_bytes(), size_t{4});
-  EXPECT_EQ(parts.members[1].receive.num_bytes(), size_t{2});
-  EXPECT_EQ(parts.members[2].receive.num_bytes(), size_t{0});
-  for (const MemberParts& member : parts.members) EXPECT_EQ(member.send.num_bytes(), size_t{2});
-}
-
 TEST(UnitTest, PartitionLeavesBlocksOfLargerGroupsAsTheyAre) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 20> result{};
@@ -152,17 +141,6 @@ TEST(UnitTest, PartitionLeavesBlocksOfLargerGroupsAsTheyAre) {
               HasSubstr("4 x 4 bytes can't fill 20"));
 }
 
-TEST(UnitTest, PartitionPadsAllToAlls) {
-  std::array<std::byte, 5> operand{};
-  std::array<std::byte, 9> result{};
-  const auto parts = PartitionBuffers(RequestOf(ExchangeKind::kAllToAll, operand, result));
-  EXPECT_EQ(parts.members[0].send.num_bytes(), size_t{3});
-  EXPECT_EQ(parts.members[1].send.num_bytes(), size_t{2});
-  EXPECT_EQ(parts.members[2].send.num_bytes(), size_t{0});
-  for (const MemberParts& member : parts.members) EXPECT_EQ(member.receive.num_bytes(), size_t{2});
-  EXPECT_EQ(parts.padding.num_bytes(), size_t{3});
-}
-
 TEST(UnitTest, PartitionRefusesSizesThatDoNotFit) {
   std::array<std::byte, 4> operand{};
   std::array<std::byte, 13> result{};
@@ -170,32 +148,13 @@ TEST(UnitTest, PartitionRefusesSizesThatDoNotFit) {
     EXPECT_THAT(ThrownText([&] { PartitionBuffers(RequestOf(kind, operand, result)); }),
                 HasSubstr("13"));
   }
+  ExchangeRequest permute = RequestOf(ExchangeKind::kPermute, operand, result);
+  permute.pairs = {{1, 0}};
+  EXPECT_THAT(ThrownText([&] { PartitionBuffers(permute); }),
+              HasSubstr("can't turn 4 bytes into 13"));
   const auto unknown = static_cast<ExchangeKind>(std::stoll("9"));  // programs may send any number
   EXPECT_THAT(ThrownText([&] { PartitionBuffers(RequestOf(unknown, operand, operand)); }),
               HasSubstr("kind 9"));
-}
-
-TEST(UnitTest, PartitionFollowsPairs) {
-  std::array<std::byte, 4> operand{};
-  std::array<std::byte, 4> result{};
-  ExchangeRequest request = RequestOf(ExchangeKind::kPermute, operand, result);
-  request.pairs = {{1, 0}, {0, 2}, {1, 2}};
-  const auto source = PartitionBuffers(request);
-  EXPECT_EQ(source.members.size(), size_t{2});
-  for (const MemberParts& member : source.members) {
-    EXPECT_EQ(member.send.num_bytes(), size_t{4});
-    EXPECT_EQ(member.receive.num_bytes(), size_t{0});
-  }
-  EXPECT_EQ(source.padding.num_bytes(), size_t{4});
-  request.pairs = {{1, 0}, {0, 1}};
-  const auto both = PartitionBuffers(request);
-  EXPECT_EQ(both.members.size(), size_t{1});
-  EXPECT_EQ(both.members[0].send.num_bytes(), size_t{4});
-  EXPECT_EQ(both.members[0].receive.num_bytes(), size_t{4});
-  EXPECT_EQ(both.padding.num_bytes(), size_t{0});
-  request.results[0] = std::span(result).first(3);
-  EXPECT_THAT(ThrownText([&] { PartitionBuffers(request); }),
-              HasSubstr("can't turn 4 bytes into 3"));
 }
 
 TEST(UnitTest, PairsHaveOneSourcePerTarget) {
@@ -243,18 +202,6 @@ TEST(UnitTest, FlightRecorderKeepsTheLastExchanges) {
             ptrdiff_t{4095});
 }
 
-TEST(UnitTest, OpenExecutionOverlapsOthersUntilItsExchangesCompleted) {
-  OpenExecution execution;
-  EXPECT_FALSE(execution.Overlaps(100, 1));
-  execution.Enter(100, 1);
-  execution.Enter(100, 1);
-  execution.Leave();
-  EXPECT_FALSE(execution.Overlaps(100, 1));
-  EXPECT_TRUE(execution.Overlaps(-7, 1) && execution.Overlaps(100, 2));
-  execution.Leave();
-  EXPECT_TRUE(!execution.Overlaps(-7, 1) && !execution.Overlaps(100, 2));
-}
-
 TEST(UnitTest, CommunicatorStateCountsRunsAndSequences) {
   CommunicatorState state;
   const auto enter = [&](int64_t run_id, int64_t plan, int64_t index) {
@@ -267,20 +214,6 @@ TEST(UnitTest, CommunicatorStateCountsRunsAndSequences) {
   EXPECT_EQ(enter(-7, 2, 0), std::pair(int64_t{2}, int64_t{0}));
   EXPECT_THAT(ThrownText([&] { enter(100, 1, 6); }), HasSubstr("two executions of"));
   EXPECT_THAT(ThrownText([&] { enter(-7, 1, 6); }), HasSubstr("two plans"));
-}
-
-TEST(UnitTest, PlansNameTheFirstDifference) {
-  const auto difference = FirstDifference("a\tx\nb\ty\nc", "a\tz\nB\tw\nc");
-  EXPECT_EQ(difference.line, int64_t{1});
-  EXPECT_EQ(difference.ours, "b\ty\nc");
-  EXPECT_EQ(difference.theirs, "B\tw\nc");
-  const auto longer = FirstDifference("a\nb", "a\n");
-  EXPECT_EQ(longer.line, int64_t{1});
-  EXPECT_EQ(longer.ours, "b");
-  EXPECT_TRUE(longer.exists() && longer.theirs.empty());
-  const auto none = FirstDifference("a\tx\nb", "a\nb\ty\n");
-  EXPECT_FALSE(none.exists());
-  EXPECT_EQ(none.line, int64_t{2});
 }
 
 TEST(UnitTest, PlansDescribeExchanges) {

@@ -10,6 +10,7 @@ from tests.support.scripts import Ended, job, run
 
 MARKER = b"MARKERS."  # finite as two floats
 _HANDSHAKE_BYTES = 2 * handshake.NONCE_BYTES + 2 * handshake.MAC_BYTES  # at least, both ways
+PLAN = b"all-reduce sum"  # part of a plan's line
 _LONG = 4096  # a piece of data, not a message
 SUM = (
     SET_UP
@@ -46,6 +47,7 @@ def test_changed_data_is_a_wrong_result_without_encryption() -> None:
     assert [ended.code for ended in both] == [0, 0], both
     assert any("WRONG" in ended.text for ended in both), both
     assert MARKER * 8 in relay.seen
+    assert PLAN in relay.seen
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_changed_data_is_a_wrong_result_without_encryption() -> None:
 def test_changed_data_is_an_error_by_name(encryption: str, is_visible: bool) -> None:
     both, relay = _run_through_relay(encryption)
     assert len(relay.seen) > _HANDSHAKE_BYTES + len(MARKER) * 16384
-    assert (MARKER * 8 in relay.seen) == is_visible
+    assert (MARKER * 8 in relay.seen) == (PLAN in relay.seen) == is_visible
     for ended in both:
         assert ended.code != 0
         assert "right" not in ended.text
