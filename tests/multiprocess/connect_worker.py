@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from benchmarks.processes_worker import peer_sockets
-from tests.support import jobs
+from jaxhet.testing import serve
 
 _COLUMNS = 70_001  # more than an eager message
 _AXES = {"rails": ("island",), "islands": ("rank",), "all": ("island", "rank")}
@@ -52,4 +52,4 @@ def _act(action: str, *names: str) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.answer_and_leave(answer)
+    serve(answer)

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from tests.support import jobs
+from jaxhet.testing import serve
 
 NAMED: dict[str, Callable[..., Any]] = {**new_collectives.NAMED}
 ON_ISLANDS: dict[str, Callable[..., Any]] = {  # JAX raises errors for these in one world on CPUs
@@ -347,4 +347,4 @@ def _answer(request: tuple[str, tuple[Any, ...]]) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.answer_and_leave(_answer)
+    serve(_answer)

@@ -22,7 +22,7 @@ import jaxhet
 from jaxhet import _compilation, _session, _set_up
 from jaxhet._jax import programs
 from jaxhet.compiler import PROGRAM_ATTRIBUTE
-from tests.support import jobs
+from jaxhet.testing import serve
 
 _noted: list[str] = []  # programs that this process has
 _loaded: list[str] = []  # programs that another process compiled
@@ -197,4 +197,4 @@ def _answer(request: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    jobs.answer_and_leave(_answer)
+    serve(_answer)

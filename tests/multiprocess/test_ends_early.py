@@ -84,7 +84,7 @@ sys.exit(42)
 def test_exit_hooks_of_a_program_end_after_a_failure_and_its_exit_code_stays(
     platform: str,
 ) -> None:
-    first, second = run(_HOOKS, *on(platform, job(JAXHET_EXIT_TIMEOUT_S="60")), whole_end=True)
+    first, second = run(_HOOKS, *on(platform, job(JAXHET_EXIT_TIMEOUT_S="60")))
     assert (first.code, second.code) == (42, 1), first.text + second.text
     for ended in (first, second):
         assert "uploaded" in ended.text, ended.text
@@ -108,7 +108,7 @@ while jaxhet.last_error() is None:
 
 
 def test_device_that_never_ends_its_work_is_not_waited_for_after_a_failure() -> None:
-    stuck, _ = run(_STUCK, *job(JAXHET_EXIT_TIMEOUT_S="20"), timeout_s=60, whole_end=True)
+    stuck, _ = run(_STUCK, *job(JAXHET_EXIT_TIMEOUT_S="20"), timeout_s=60)
     assert stuck.code == 70, stuck.text
     assert "(JAXHET_EXIT_TIMEOUT_S)" in stuck.text
 
@@ -130,6 +130,6 @@ sys.exit(42)
 
 
 def test_waits_at_barriers_end_after_a_failure() -> None:
-    first, _ = run(_WAITS, *job(), timeout_s=60, whole_end=True)
+    first, _ = run(_WAITS, *job(), timeout_s=60)
     assert first.code == 42, first.text
     assert "CANCELLED" in first.text

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from tests.support import jobs
+from jaxhet.testing import serve
 
 NUM_RANKS = 4
 SHAPE = (NUM_RANKS, 6)  # shape of a rank's block; the first dimension is divisible for scatters
@@ -383,4 +383,4 @@ if __name__ == "__main__":
     if os.environ.get("JAXHET_PROCESS_ID") == "1":
         flags = (os.environ.get("XLA_FLAGS"), os.environ.get(FLAGS_OF_ISLAND_1))
         os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
-    jobs.answer_and_leave(unlike_programs._answer)
+    serve(unlike_programs._answer)

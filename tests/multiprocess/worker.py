@@ -8,7 +8,7 @@ import matrix
 import planned
 
 import jaxhet
-from tests.support import jobs
+from jaxhet.testing import serve
 
 
 def _exchanges() -> int:
@@ -38,4 +38,4 @@ def _answer(program: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    jobs.answer_and_leave(_answer)
+    serve(_answer)

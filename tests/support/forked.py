@@ -1,9 +1,8 @@
 """Processes of scripts, forked from an interpreter that has imported JAX and jaxhet already.
 
 The import takes a second of processor time, half of a small job. Each process runs its script as
-`python -c` does, with its own environment. Exit handlers run at its end, and an exception is
-printed. Where nothing fails, destructors of libraries do not run: gRPC's waits 2 s. JAX reads its
-own variables when it is imported: `can_fork` refuses them.
+`python -c` does, with its own environment. JAX reads its own variables when it is imported:
+`can_fork` refuses them.
 
 A test process has one server. It forks a handler for each call of `run`, and the handler forks the
 processes, so that calls can overlap.
@@ -19,12 +18,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Client, Connection, Listener
-
-from jaxhet import _session
 
 _READ_AT_IMPORT = ("JAX_", "PYTHON", "LD_", "TF_", "JAXHET_AUTO")
 
@@ -126,17 +122,6 @@ def _become(env: dict[str, str], output: str) -> None:
     sys.argv = ["-c"]
 
 
-def leave() -> None:
-    """Ends a process whose job did not fail, as an interpreter does until it unloads libraries."""
-    session = _session.current()
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads
-    atexit._run_exitfuncs()
-    if session is not None and session.error() is None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
 def _wait(processes: list[int], timeout_s: float) -> list[int] | None:
     deadline = time.monotonic() + timeout_s
     codes: dict[int, int] = {}
@@ -166,4 +151,3 @@ if __name__ == "__main__":
     for name in [name for name in globals() if not name.startswith("__") and name != "code"]:
         del globals()[name]
     exec(globals().pop("code"))
-    __import__("tests.support.forked").support.forked.leave()

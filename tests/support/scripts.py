@@ -24,15 +24,10 @@ class Ended:
     text: str
 
 
-def run(
-    script: str, *envs: Mapping[str, str], timeout_s: float = 60, whole_end: bool = False
-) -> list[Ended]:
-    """Runs `script` once with each environment, all at the same time.
-
-    With `whole_end` each process is an interpreter of its own, which unloads libraries at its end.
-    """
+def run(script: str, *envs: Mapping[str, str], timeout_s: float = 60) -> list[Ended]:
+    """Runs `script` once with each environment, all at the same time."""
     base = environment()
-    if not whole_end and all(forked.can_fork(base, env) for env in envs):
+    if all(forked.can_fork(base, env) for env in envs):
         ended = forked.run(script, [{**base, **env} for env in envs], timeout_s)
         return [Ended(*each) for each in ended]
     processes = [
