@@ -12,6 +12,7 @@ NCCL's place.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -60,24 +61,28 @@ class Setting:
 
     def environment(self, system: str, num_systems: int) -> dict[str, str]:
         """The environment of a system's processes, except the place in their job."""
-        own = SYSTEMS[system]
-        flags = [self.xla_flags, os.environ.get("XLA_FLAGS", "")]
-        flags += [_FLAGS.get(system, "")] if self.platform == "cuda" else []
+        flags = _FLAGS.get(system, "") if self.platform == "cuda" else ""
+        return self.variables(SYSTEMS[system], num_systems, flags)
+
+    def variables(
+        self, own: Mapping[str, str], num_systems: int, xla_flags: str = ""
+    ) -> dict[str, str]:
+        """Adds the variables and XLA flags of all systems to a system's own ones."""
+        flags = [self.xla_flags, os.environ.get("XLA_FLAGS", ""), xla_flags]
         return {
             "JAX_PLATFORMS": self.platform,
             "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_MEMORY_FRACTION / num_systems:.3f}",
             "XLA_FLAGS": " ".join(filter(None, flags)),
-            **({"JAXHET_DEADLINE_S": str(_DEADLINE_S)} if is_bridged(system) else {}),
+            **({"JAXHET_DEADLINE_S": str(_DEADLINE_S)} if _TRANSPORTS in own else {}),
             **own,
         }
 
-    def start(self, system: str, num_systems: int, worker: pathlib.Path) -> Job:
-        """The job of a system, which shares the devices' memory with the others."""
-        variables = self.environment(system, num_systems)
-        if is_bridged(system):
-            return island_job(self.shape, worker, variables)
+    def start(self, shape: Shape, worker: pathlib.Path, variables: Mapping[str, str]) -> Job:
+        """A job of that shape: islands if `variables` name transports, else one world."""
+        if _TRANSPORTS in variables:
+            return island_job(shape, worker, variables)
         names = gpus.visible()[0] if self.platform == "cuda" else ()
-        return joined_job(self.shape, worker, variables, names)
+        return joined_job(shape, worker, variables, names)
 
 
 def is_bridged(system: str) -> bool:
@@ -177,10 +182,22 @@ class Systems:
 
 @contextlib.contextmanager
 def running(systems: Sequence[str], setting: Setting, worker: pathlib.Path) -> Iterator[Systems]:
-    """Starts the systems at the same time; closes the remaining ones at the end."""
+    """The systems, started at the same time; all that is left of them is closed at the end."""
+
+    def start(system: str) -> Job:
+        variables = setting.environment(system, len(systems))
+        return setting.start(setting.shape, worker, variables)
+
+    with started({system: functools.partial(start, system) for system in systems}) as alive:
+        yield alive
+
+
+@contextlib.contextmanager
+def started(starts: Mapping[str, Callable[[], Job]]) -> Iterator[Systems]:
+    """Jobs by the name of their system, started at the same time, and closed at the end."""
     all_of_them = Systems()
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
-        jobs = {s: pool.submit(setting.start, s, len(systems), worker) for s in systems}
+        jobs = {system: pool.submit(start) for system, start in starts.items()}
         for system, job in jobs.items():
             if running_job := all_of_them.attempt(system, job.result):
                 all_of_them.alive[system] = running_job

@@ -1,7 +1,7 @@
 """What does a mesh cost? One model on several meshes, each on a job of islands on CPU, or planned.
 
     python -m benchmarks.mesh_sweep [--config demo] [--meshes data=4 fsdp=4 …]
-                                    [--plan [cpu|cuda|rocm]] [--json FILE]
+                                    [--plan [cpu|cuda|rocm]] [--json FILE] [--plot FILE]
 
 Each mesh is trained on for a few steps by `models.pretrain` under `jaxhet launch`. Bytes across and
 exchanges are those of a rank in a step, by the engine's counters: of process 0, by its number of
@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.mesh_report import Measured, Planned, Row, show
+from benchmarks.mesh_report import Measured, Planned, Row, plot, show
 from models.configs import CONFIGS, DTYPES
 from models.extras import planned
 from models.extras.records import METRICS, read_rows
@@ -167,7 +167,7 @@ def _last_words(text: str) -> str:
     return said[1] if said else ""
 
 
-def run(sweep: Sweep, json_path: pathlib.Path | None) -> int:
+def run(sweep: Sweep, json_path: pathlib.Path | None, plot_path: pathlib.Path | None) -> int:
     """Measures all meshes, prints and writes the results; the exit code is 1 if one failed."""
     results = {
         mesh: measure(sweep, mesh)
@@ -178,6 +178,8 @@ def run(sweep: Sweep, json_path: pathlib.Path | None) -> int:
     rows = [row for row in results.values() if isinstance(row, Row)]
     if json_path:
         json_path.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
+    if plot_path and rows:
+        plot(plot_path, rows)
     return 0 if len(rows) == len(results) else 1
 
 
@@ -219,9 +221,10 @@ def main() -> int:
         "--latency-us", type=float, default=Sweep.latency_us, help="with --plan: of an exchange"
     )
     parser.add_argument("--json", type=pathlib.Path, help="file for the table's rows")
+    parser.add_argument("--plot", type=pathlib.Path, help="file for a plot, PNG")
     options = vars(parser.parse_args())
-    json_path = options.pop("json")
-    return run(Sweep(**options), json_path)
+    json_path, plot_path = options.pop("json"), options.pop("plot")
+    return run(Sweep(**options), json_path, plot_path)
 
 
 if __name__ == "__main__":

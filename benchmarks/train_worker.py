@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import jaxhet
 from benchmarks import collective_cases, plain_llama
 from benchmarks.on_devices import facts, peak_bytes
-from benchmarks.training import PLAIN, Built, Program
+from benchmarks.training import PLAIN, Built, Program, Trace
 from jaxhet import testing
 from models.configs import CONFIGS
 from models.data import Batches
@@ -114,6 +114,20 @@ class _Step:
             losses.append(self._advance(self._batches(step, self._sharding)))
             wait_for_earlier(losses)
         return [float(loss) for loss in jaxhet.block_until_ready(losses)]
+
+    def traced(self, first: int, steps: int) -> tuple[list[float], list[float]]:
+        """Steps on the batches from `first` on: the seconds and the loss of each.
+
+        The next batch is made while a step is under way.
+        """
+        tokens = jax.block_until_ready(self._batches(first, self._sharding))
+        losses, times = [], [time.perf_counter()]
+        for step in range(first, first + steps):
+            loss = self._advance(tokens)
+            tokens = self._batches(step + 1, self._sharding)
+            losses.append(float(jaxhet.block_until_ready(loss)))
+            times.append(time.perf_counter())
+        return np.diff(times).tolist(), losses
 
     def digests(self, step: int) -> list[dict[str, Any]]:
         """Digests of this process's parameters now, after `step` steps."""
@@ -268,9 +282,36 @@ def _alone(program: Program, islands: int, steps: int) -> float:
 
 
 def _own_devices() -> Sequence[Any]:
+    return _own_island().devices if _IS_BRIDGED else jax.local_devices()
+
+
+def _own_island() -> jaxhet.Island:
+    return next(i for i in jaxhet.islands() if jax.process_index() in i.processes)
+
+
+def _begin(program: Program, on_own_island: bool) -> Built:
+    """Compiles for all devices, or for the devices of the own island. Runs no step."""
+    _steps.clear()
+    _steps.append(_Step(program, _own_devices() if on_own_island else None))
+    return _steps[0].built
+
+
+def _trace(first: int, steps: int) -> Trace:
+    """Runs steps of the program of `_begin`, from the one with index `first` on."""
+    before = _counters()
+    seconds, losses = _steps[0].traced(first, steps)
+    grown = {name: value - before.get(name, 0) for name, value in _counters().items()}
+    island = _own_island().index if _IS_BRIDGED else 0
+    return Trace(island, seconds, losses, grown.pop("exchanges", 0), grown)
+
+
+def _counters() -> dict[str, int]:
+    """Number of started exchanges, and sent bytes by transport; empty in one world."""
     if not _IS_BRIDGED:
-        return jax.local_devices()
-    return next(i.devices for i in jaxhet.islands() if jax.process_index() in i.processes)
+        return {}
+    stats, prefix = jaxhet.stats(), "bytes_sent_"
+    sent = {name.removeprefix(prefix): n for name, n in stats.items() if name.startswith(prefix)}
+    return {"exchanges": stats["exchanges_started"], **sent}
 
 
 def _exchanges_alone(repeats: int) -> float:
@@ -328,6 +369,8 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "time": _time,
     "alone": _alone,
     "exchanges_alone": _exchanges_alone,
+    "begin": _begin,
+    "trace": _trace,
     "text": _text,
     "run": _run,
 }

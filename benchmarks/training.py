@@ -83,3 +83,23 @@ class Built:
     exchange_bytes: int = 0
     apart: float = 0.0
     flops: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Measurements of consecutive steps by one process.
+
+    Attributes:
+      island: index of the process's island; 0 in one world.
+      seconds: time of each step, from the loss of the previous step to its own; the next batch is
+        made in it.
+      losses: one for each step, in nats per byte.
+      exchanges: number of exchanges that the process's ranks started.
+      bytes_sent: by transport, `local` included; empty in one world.
+    """
+
+    island: int
+    seconds: list[float]
+    losses: list[float]
+    exchanges: int
+    bytes_sent: dict[str, int]

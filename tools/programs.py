@@ -1,4 +1,4 @@
-"""Builds C++ programs of tests/cpp and doubles of libraries, for tests in Python."""
+"""Builds C++ programs of tests/cpp and doubles of libraries, for tests and benchmarks in Python."""
 
 import fcntl
 import functools
