@@ -22,9 +22,11 @@ from rich.table import Table
 from models.configs import CONFIGS, DTYPES
 from models.extras.records import (
     METRICS,
+    PLOT,
     Replicas,
     compare_replicas,
     differences,
+    plot_losses,
     read_rows,
 )
 
@@ -182,8 +184,10 @@ def run(demo: Demo, console: Console) -> int:
     seen = compare(**rows, replicas=replicas)
     facts = summary(demo, seen)
     (demo.run_dir / "summary.json").write_text(json.dumps(facts, indent=2) + "\n")
+    plot = demo.run_dir / PLOT
+    plot_losses(plot, {name.replace("_", " "): rows[name] for name in ("one_world", "islands")})
     _show(demo, rows, seen, console)
-    console.print(f"Summary: {demo.run_dir / 'summary.json'}")
+    console.print(f"Plot: {plot}    Summary: {demo.run_dir / 'summary.json'}")
     for text in facts["failures"]:
         console.print(f"Failed: {text}.", style="bold red")
     return 1 if facts["failures"] else 0

@@ -226,6 +226,7 @@ def pretrain(options: Options) -> None:
     evaluation = Batches(evaluated, options.seed, *sizes) if held_out else None
     islands = jaxhet.islands() if in_job() else ()
     balance = Balance(options, trainer, batches, islands) if options.balance else None
+    unit = "token" if corpus.tokenizer else "byte"
     agreement = Agreement()
     agreement.require(agreed(options, corpus, trainer))
     agreement.require_shared(Path(options.run_dir))
@@ -236,7 +237,7 @@ def pretrain(options: Options) -> None:
         agreement.require(first_rows(start, batches))
         if jax.process_index() == 0:
             options.save(Path(options.run_dir))
-        reporter = Reporter(_reporter_settings(options, trainer, start))
+        reporter = Reporter(_reporter_settings(options, trainer, start, unit))
         if chosen:
             reporter.say(chosen.why)
             reporter.note("stages", dataclasses.asdict(chosen))
@@ -253,7 +254,7 @@ def _choose_stages(options: Options, corpus: Corpus) -> staged.Stages:
     return staged.choose(trainer.config, trainer.schedule, trainer.mesh, tokens)
 
 
-def _reporter_settings(options: Options, trainer: Trainer, start: int) -> Settings:
+def _reporter_settings(options: Options, trainer: Trainer, start: int, unit: str) -> Settings:
     devices = trainer.mesh.devices
     peak = options.peak_flops or peak_flops(devices.flat[0].device_kind, trainer.config.dtype)
     return Settings(
@@ -266,6 +267,7 @@ def _reporter_settings(options: Options, trainer: Trainer, start: int) -> Settin
         counters=jaxhet.stats if in_job() else dict,
         flops=config_flops(trainer.config, options.batch * options.seq, options.seq),
         peak_flops=peak * devices.size if peak else None,
+        unit=unit,
         **({"gathered": diloco.Gathered(trainer.mesh)} if trainer.diloco else {}),
     )
 

@@ -178,8 +178,7 @@ class Checkpoints:
         cause = next(iter(str(error).strip().splitlines()), "")[:_LONGEST_CAUSE]
         return OSError(
             f"the checkpoint of step {step} can't be written to {self._folder}; {kept}: "
-            f"{type(error).__name__}: {cause}. Make room there, then start again with"
-            " --resume auto."
+            f"{type(error).__name__}: {cause}. Make room there, then start again with --resume."
         )
 
     def _saved_facts(self, step: int) -> Facts:

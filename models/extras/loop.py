@@ -46,8 +46,8 @@ class Run:
         latest = self.checkpoints.latest_step() or 0
         if latest and self.options.resume == "never":
             raise ValueError(
-                f"{self.options.run_dir} holds a run of {latest} steps: give --resume auto"
-                " to continue it, or another --run-dir."
+                f"{self.options.run_dir} holds a run of {latest} steps: give --resume to"
+                " continue it, or another --run-dir."
             )
         return latest
 
@@ -106,7 +106,7 @@ class Run:
         self.checkpoints.wait()
         raise Stopped(
             f"told to stop (SIGTERM); the checkpoint of step {step} is complete: continue"
-            " with --resume auto."
+            " with --resume."
         )
 
     def _is_due(self, done: int, every: int) -> bool:

@@ -123,7 +123,10 @@ class Options:
     run_dir: str = _option("runs/pretrain", "folder for results, shared by all processes")
     resume: str = _option(
         "never",
-        "auto: continue from the newest checkpoint in the run folder, if there is one",
+        "auto: continue from the newest checkpoint in the run folder, if there is one; --resume"
+        " without a value is auto",
+        nargs="?",
+        const="auto",
         choices=("auto", "never"),
     )
     checkpoint_every: int = _option(
@@ -262,6 +265,13 @@ def _parser() -> argparse.ArgumentParser:
         else:
             how["type"] = field.type if isinstance(field.type, type) else str
         parser.add_argument("--" + _flag(field.name), **how)
+    parser.add_argument(
+        "--no-resume",
+        dest="resume",
+        action="store_const",
+        const="never",
+        help="same as --resume never",
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Records of a run: metrics and digests as JSON lines.
+"""Records of a run: metrics and digests as JSON lines, and a plot of the loss.
 
 `metrics.jsonl`, from process 0, has a line per step. `digests-<process>.jsonl`, from every process,
 has a line per logged step and local device: the SHA-256 of the device's piece of every parameter.
@@ -19,6 +19,7 @@ import numpy as np
 from models.sharding import path_name
 
 METRICS = "metrics.jsonl"
+PLOT = "loss.png"
 
 
 class Journal:
@@ -136,3 +137,32 @@ def _pieces(run_dir: Path) -> Iterator[tuple[int, int, str, str, str]]:
         for row in read_rows(path):
             for name, (index, digest) in row["digests"].items():
                 yield row["step"], row["device"], name, index, digest
+
+
+def plot_losses(
+    path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], unit: str = "byte"
+) -> None:
+    """Draws the loss of each run over the step, as a PNG.
+
+    Args:
+      path: File to write.
+      runs: Rows of `metrics.jsonl` of each run, by its label.
+      unit: Unit of a mean loss, byte or token.
+    """
+    from matplotlib.figure import Figure  # only here: everything else does without it
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for (label, rows), style in zip(runs.items(), _styles(), strict=False):
+        axes.plot([r["step"] for r in rows], [r["loss"] for r in rows], label=label, **style)
+    axes.set(xlabel="step", ylabel=f"loss (nats per {unit})")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    """Line styles that leave a curve visible when the next one covers it."""
+    yield {"linewidth": 4, "alpha": 0.35}
+    while True:
+        yield {"linewidth": 1.2}

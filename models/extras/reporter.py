@@ -1,4 +1,4 @@
-"""Reports of a run: progress, metrics, digests."""
+"""Reports of a run: progress, metrics, digests, and the plot at its end."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 import jaxhet
 from models.extras.ahead import wait_for_earlier
-from models.extras.records import METRICS, Journal, digest_rows
+from models.extras.records import METRICS, PLOT, Journal, digest_rows, plot_losses, read_rows
 from models.train import Params, TrainState
 
 Result = TypeVar("Result")
@@ -32,6 +32,7 @@ class Settings:
       counters: gives numbers that only grow; what a step adds to each is written with its metrics.
       flops: the model's floating-point operations in a step, over all devices.
       peak_flops: peak FLOP/s of all devices together; None if unknown.
+      unit: unit of a mean loss in the plot: byte or token.
       gathered: gives measures of steps as numbers that all processes have.
     """
 
@@ -44,11 +45,12 @@ class Settings:
     counters: Callable[[], Mapping[str, Any]]
     flops: float
     peak_flops: float | None
+    unit: str = "byte"
     gathered: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
 
 
 class Reporter:
-    """Reports on one run: console and metrics from process 0, digests from every process.
+    """Reports on one run: console, metrics and plot from process 0, digests from every process.
 
     The host waits for the devices every `log_every` steps, and otherwise only for the step 16 steps
     earlier, so that it can prepare a step while others run; figures of time are means over such a
@@ -172,7 +174,7 @@ class Reporter:
         return kept
 
     def finish(self) -> None:
-        """Prints where everything is; each process with GPUs prints its memory."""
+        """Draws the loss and says where everything is; each process with GPUs says its memory."""
         self._bar.close()
         stats = jax.local_devices()[0].memory_stats() or {}
         if limit := stats.get("bytes_limit"):
@@ -180,7 +182,9 @@ class Reporter:
             part = f"{peak / limit:.2f} of {limit / 1e9:.1f} GB"
             tqdm.write(f"peak memory {peak / 1e9:.1f} GB, {part}", file=sys.stderr)
         if self._primary:
-            self.say(f"metrics, digests and checkpoints are in {self._settings.run_dir}")
+            folder = self._settings.run_dir
+            plot_losses(folder / PLOT, {"loss": read_rows(folder / METRICS)}, self._settings.unit)
+            self.say(f"metrics, digests, checkpoints and the plot {PLOT} are in {folder}")
 
     def _journal(self, name: str) -> Journal:
         return Journal(self._settings.run_dir / name, self._settings.start)

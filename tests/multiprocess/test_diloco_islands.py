@@ -17,7 +17,7 @@ pretrain.main([
     "--config=tiny", "--batch=8", "--seq=16", "--warmup=1", "--steps=9", "--log-every=3",
     "--eval-every=8", "--checkpoint-every=" + os.environ["EVERY"], "--keep=9",
     "--diloco", "--diloco-sync-period=4",
-    "--num-communication-overlapping-steps=2", "--wire=mxint4", "--digest", "--resume=auto",
+    "--num-communication-overlapping-steps=2", "--wire=mxint4", "--digest", "--resume",
     "--mesh=" + os.environ["MESH"], "--run-dir=" + os.environ["FOLDER"]])
 """
 

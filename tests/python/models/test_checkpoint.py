@@ -69,7 +69,7 @@ def test_save_that_fails_leaves_the_checkpoints_before(tmp_path, short_files):
         short_files()
         words = (
             r"checkpoint of step 2 can't be written to .*; that of step 1 is kept: .*File too large"
-            r".*Make room there, then start again with --resume auto"
+            r".*Make room there, then start again with --resume"
         )
         checkpoints.save(2, state)
         with pytest.raises(OSError, match=words):

@@ -68,4 +68,4 @@ def test_options_that_do_not_fit_are_told(words: str, error: str, tmp_path: path
 def test_other_settings_are_no_resumed_run(tmp_path: pathlib.Path) -> None:
     _train(tmp_path, "--diloco", "--steps=1")
     with pytest.raises(SystemExit, match=r"can't resume from step 1 .*diloco was .*'positions': 2"):
-        _train(tmp_path, "--diloco", "--diloco-outer-lr=1", "--resume=auto")
+        _train(tmp_path, "--diloco", "--diloco-outer-lr=1", "--resume")

@@ -6,14 +6,14 @@ from models.extras.options import RESOLVED, Options, parse
 
 
 def test_saved_options_are_read_again(tmp_path):
-    options = parse(["--steps=7", "--remat=full", "--no-digest", "--resume=auto", "--mesh=fsdp=2"])
+    options = parse(["--steps=7", "--remat=full", "--no-digest", "--resume", "--mesh=fsdp=2"])
     assert (options.steps, options.remat, options.resume) == (7, "full", "auto")
     options.save(tmp_path)
     file = f"--config-file={tmp_path / RESOLVED}"
     assert parse([file]) == options
     # The command line says more than the file, wherever the file is named.
     assert parse(["--steps=8", file]) == dataclasses.replace(options, steps=8)
-    assert parse([file, "--resume=never"]).resume == "never"
+    assert parse([file, "--no-resume"]).resume == "never"
 
 
 def test_cosine_ends_with_the_run_unless_it_is_told_otherwise():

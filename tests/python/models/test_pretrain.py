@@ -15,7 +15,7 @@ from models import huggingface, pretrain
 from models.configs import CONFIGS
 from models.extras import loop, tokenize
 from models.extras.options import RESOLVED
-from models.extras.records import METRICS, compare_replicas, differences, read_rows
+from models.extras.records import METRICS, PLOT, compare_replicas, differences, read_rows
 from models.llama import Llama
 from tests.support import planted
 
@@ -26,10 +26,13 @@ def compile_fast(monkeypatch, fast_jit):
 
 
 def train(run_dir: Path, **options) -> None:
-    """Trains the smallest model for a few steps on all devices."""
+    """Trains the smallest model for a few steps on all devices; `resume=True` adds `--resume`."""
     values = {"config": "tiny", "batch": 8, "seq": 16, "mesh": "data=-1,model=2", "log_every": 2}
     values |= {"run_dir": run_dir, **options}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    words = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in values.items()
+    ]
     pretrain.main([*words, "--digest"])
 
 
@@ -50,14 +53,15 @@ def test_resumed_run_continues_to_the_bit_and_on_another_mesh(tmp_path):
     train(tmp_path / "whole", steps=6)
     train(tmp_path / "halves", steps=3)
     shutil.copytree(tmp_path / "halves", tmp_path / "other")
-    train(tmp_path / "halves", steps=6, resume="auto")
+    train(tmp_path / "halves", steps=6, resume=True)
     assert [step for step, _ in losses(tmp_path / "whole")] == [1, 2, 3, 4, 5, 6]
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
     assert final_digests(tmp_path / "halves") == final_digests(tmp_path / "whole")
+    assert (tmp_path / "whole" / PLOT).exists()
     for name in ("whole", "halves"):
         replicas = compare_replicas(tmp_path / name)
         assert replicas.equal, replicas.differences
-    train(tmp_path / "other", steps=6, resume="auto", mesh="fsdp=4", update="sharded")
+    train(tmp_path / "other", steps=6, resume=True, mesh="fsdp=4", update="sharded")
     (_, whole), (_, other) = (zip(*losses(tmp_path / n), strict=True) for n in ("whole", "other"))
     assert other[:3] == whole[:3]
     np.testing.assert_allclose(other, whole, rtol=1e-5)
@@ -74,7 +78,7 @@ def test_run_resumed_on_another_mesh_differs_by_rounding_of_float64_alone(
 
     def apart(name: str) -> float:
         shutil.copytree(tmp_path / "run", tmp_path / name)
-        train(tmp_path / name, steps=6, resume="auto", mesh="fsdp=2,model=2", **types)
+        train(tmp_path / name, steps=6, resume=True, mesh="fsdp=2,model=2", **types)
         _, other = zip(*losses(tmp_path / name), strict=True)
         assert other[:3] == whole[:3]
         return max(differences(other, whole))
@@ -100,26 +104,26 @@ def test_run_of_uneven_stages_is_resumed_on_other_stages(tmp_path, monkeypatch, 
     }
     for name, options in others.items():
         shutil.copytree(tmp_path / "run", tmp_path / name)
-        train(tmp_path / name, steps=4, resume="auto", **wide, **options)
+        train(tmp_path / name, steps=4, resume=True, **wide, **options)
     _, whole = zip(*losses(tmp_path / "whole"), strict=True)
     for name in others:
         _, other = zip(*losses(tmp_path / name), strict=True)
         assert max(differences(other, whole)) <= 1e-14, name
     # An even division of layers follows an uneven one, and the other way round.
-    train(tmp_path / "even", steps=5, resume="auto", **wide, **pipeline, stages="3,1")
-    train(tmp_path / "whole", steps=5, resume="auto", **wide, **pipeline, stages="1,3")
+    train(tmp_path / "even", steps=5, resume=True, **wide, **pipeline, stages="3,1")
+    train(tmp_path / "whole", steps=5, resume=True, **wide, **pipeline, stages="1,3")
     assert max(differences(*([losses(tmp_path / n)[-1][1]] for n in ("even", "whole")))) <= 1e-14
 
 
 def test_run_goes_on_from_the_newest_checkpoint(tmp_path, capsys):
     train(tmp_path, steps=3, checkpoint_every=1, keep=2)
     assert checkpoints(tmp_path) == {"2", "3"}
-    with pytest.raises(SystemExit, match="holds a run of 3 steps: give --resume auto"):
+    with pytest.raises(SystemExit, match="holds a run of 3 steps: give --resume"):
         train(tmp_path, steps=4)
     with pytest.raises(
         SystemExit, match=r"can't resume from step 3.*seed was 0 and is 1.*--run-dir"
     ):
-        train(tmp_path, steps=4, resume="auto", seed=1)
+        train(tmp_path, steps=4, resume=True, seed=1)
     with pytest.raises(SystemExit, match="config was 'tiny' and is 'demo'"):
         train(tmp_path, steps=4, resume="auto", config="demo")
     train(tmp_path, steps=4, resume="auto")
@@ -178,9 +182,7 @@ def test_run_that_is_told_to_stop_saves_its_state(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit) as stopped:
         train(tmp_path, steps=9, checkpoint_every=2, log_every=5)
     assert stopped.value.code == 128 + signal.SIGTERM
-    words = (
-        "told to stop (SIGTERM); the checkpoint of step 3 is complete: continue with --resume auto."
-    )
+    words = "told to stop (SIGTERM); the checkpoint of step 3 is complete: continue with --resume."
     assert words in capsys.readouterr().err
     assert checkpoints(tmp_path) == {"2", "3"}
     assert [step for step, _ in losses(tmp_path)] == [1, 2, 3]

@@ -4,6 +4,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
+from models.extras import reporter as module
 from models.extras.reporter import Reporter, Settings
 from models.train import TrainState
 
@@ -23,6 +24,8 @@ class Stream(io.StringIO):
 def test_terminal_has_a_progress_bar_and_other_streams_have_lines(
     is_terminal, tmp_path, monkeypatch
 ):
+    plotted = []
+    monkeypatch.setattr(module, "plot_losses", lambda *arguments: plotted.append(arguments[2]))
     monkeypatch.setattr(sys, "stderr", Stream(is_terminal))
     settings = Settings(
         run_dir=tmp_path,
@@ -34,6 +37,7 @@ def test_terminal_has_a_progress_bar_and_other_streams_have_lines(
         counters=dict,
         flops=1.0,
         peak_flops=None,
+        unit="token",
     )
     reporter = Reporter(settings)
     state = TrainState(jnp.int32(0), {"a": jnp.zeros(3)}, ())
@@ -46,4 +50,5 @@ def test_terminal_has_a_progress_bar_and_other_streams_have_lines(
     assert ("| 3/3 [" in printed) == is_terminal
     assert ("loss=1.2500" in printed) == is_terminal
     assert ("step 3/3  loss 1.2500" in printed) != is_terminal
-    assert f"digests and checkpoints are in {tmp_path}" in printed
+    assert "checkpoints and the plot loss.png are in" in printed
+    assert plotted == ["token"]

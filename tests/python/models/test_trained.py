@@ -12,7 +12,7 @@ import tokenizers
 
 from models import convert, generate, pretrain
 from models.configs import CONFIGS
-from models.extras import loop, text, tokenize
+from models.extras import loop, reporter, text, tokenize
 from models.extras.checkpoint import Checkpoints
 from models.huggingface import load
 from models.train import TrainState
@@ -121,6 +121,8 @@ def test_checkpoint_of_a_run_from_a_model_keeps_tokenizer_and_ends(tmp_path, mak
 
 @pytest.mark.slow
 def test_tokenizer_of_a_run_is_exported_or_the_reason_is_given(tmp_path, capsys, monkeypatch):
+    units = []
+    monkeypatch.setattr(reporter, "plot_losses", lambda *arguments: units.append(arguments[2]))
     words = tmp_path / "words.json"
     _save_words(words, "</s>")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w5 " * 40)
@@ -128,6 +130,7 @@ def test_tokenizer_of_a_run_is_exported_or_the_reason_is_given(tmp_path, capsys,
     tokenize.main([data, f"--tokenizer={words}", f"--out={tmp_path / 'shards'}"])
     run = tmp_path / "run"
     train(run, f"--data={data}", f"--tokenizer={words}", "--param-dtype=bfloat16")
+    assert units == ["token"]
     assert (export(run, tmp_path / "a") / "tokenizer.json").read_text() == words.read_text()
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert (config["torch_dtype"], config["eos_token_id"]) == ("bfloat16", 64)
