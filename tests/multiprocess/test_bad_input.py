@@ -126,10 +126,14 @@ if pid == 0:
 os.waitpid(pid, 0)
 print('parent', f(1), jaxhet.last_error(), before - listening())
 jaxhet.shutdown()
-time.sleep(0.5)
-names = [open(f'/proc/self/task/{{t}}/comm').read().strip() for t in os.listdir('/proc/self/task')]
-names += [t.name for t in threading.enumerate()]
-print('left:', [name for name in names if name.startswith('jaxhet')], flush=True)
+def left():
+    tasks = [f'/proc/self/task/{{t}}/comm' for t in os.listdir('/proc/self/task')]
+    names = [open(task).read().strip() for task in tasks if os.path.exists(task)]
+    names += [t.name for t in threading.enumerate()]
+    return [name for name in names if name.startswith('jaxhet')]
+end = time.monotonic() + 10
+while left() and time.monotonic() < end: time.sleep(0.05)
+print('left:', left(), flush=True)
 pid = os.fork()
 if pid == 0:
     print('late child lives', flush=True)

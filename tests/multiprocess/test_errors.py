@@ -80,10 +80,10 @@ if me == 1: time.sleep(3)
 start = time.monotonic()
 try: print("number", f(x))
 except jaxhet.JaxhetError as e:
-    print("caught:", type(e).__name__, round(time.monotonic() - start, 1), e)
+    print("caught:", type(e).__name__, 1 <= time.monotonic() - start < 3, e)
 """
     early, late = run_both(body)
-    assert "caught: DeadlineError 1." in early.text, early.text
+    assert "caught: DeadlineError True" in early.text, early.text
     assert "process 1" in early.text.split("caught:")[1]
     assert "caught: DeadlineError" in late.text, late.text
     assert "number" not in early.text + late.text

@@ -40,18 +40,3 @@ functions = [over_islands(f) for f in ((first, second) if me == 0 else (second, 
         assert "caught:" in ended.text, ended.text
         assert "jit_first" in ended.text.split("caught:")[1]
         assert "jit_second" in ended.text.split("caught:")[1]
-
-
-def test_programs_of_one_factory_in_another_order() -> None:
-    functions = """
-def make(transform): return over_islands(lambda a: psum(transform(a)))
-transforms = [jnp.sin, lambda a: 7 * a * a + 3, lambda a: jnp.tanh(a @ a.T) @ a]
-functions = [make(t) for t in (transforms if me == 0 else reversed(transforms))]
-"""
-    for ended in run_functions(functions):
-        assert "numbers [" not in ended.text
-        told = ended.text.split("caught:")[1]
-        assert "another program of the same name, jit(<lambda>)" in told
-        assert "is the first that differs" in told
-        assert "= sin " in told
-        assert "= transpose " in told

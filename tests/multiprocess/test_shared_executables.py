@@ -84,25 +84,18 @@ def test_other_program_is_an_error_though_its_process_waits_for_the_executable()
     assert "add e0 1.0:f32[]" in log
 
 
-def test_wait_ends_when_its_process_does_something_else() -> None:
+def test_wait_ends_when_its_process_leaves() -> None:
     job = island_job(Shape(2), WORKER, {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": ""})
     with job:
-        answers = job.ask({"share": True, "differs": True}, 100)
+        answers = job.ask({"share": True, "leaves": True}, 100)
         log = job.log.read_text()
     told = next(answer for answer in answers if "leaves" in answer)
     assert max(seconds for seconds, _ in told.values()) < _WITHIN_S
-    assert told["another"][1] == "[6.0, 9.0]"
     assert told["equal"][1] == "6.0"
-    assert told["fails"][1] == "[6.0, 7.0]"
     assert told["leaves"][1] == "[7.0, 8.0]"
     assert re.search(r"process 0 \(island0, .*\) has left the job", told["has left"][1])
     reasons = re.findall(r"executable of a program: (.*?)(?:\. This process|$)", log, re.MULTILINE)
-    assert reasons == [
-        "it has compiled another one in its place",
-        "ZeroDivisionError: division by zero",
-        "it has left the job",
-        "it has left the job",
-    ]
+    assert reasons == ["it has left the job"] * 2
 
 
 @pytest.mark.parametrize(

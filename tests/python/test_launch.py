@@ -482,16 +482,10 @@ def test_sizes_that_do_not_fit(options: launch.Options, flag: str):
         launch.cluster_of(options)
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--devices 2,0", "'2,0' is not a number above 0"),
-    ],
-)
-def test_option_value_that_is_not_valid(option: str, words: str):
-    result = _launch(option, "pass")
+def test_option_value_that_is_not_valid():
+    result = _launch("--devices 2,0", "pass")
     assert result.returncode == 2
-    assert words in result.stderr
+    assert "'2,0' is not a number above 0" in result.stderr
 
 
 def test_bad_option_in_the_environment_is_refused_before_anything_starts():

@@ -110,11 +110,11 @@ def test_process_that_is_ahead_or_behind_is_waited_for() -> None:
 def test_process_with_another_program_is_told_after_a_while() -> None:
     processes = _Class()
     waiting = _Fetching(processes, 3, "mine")
+    begin = time.monotonic()
     processes.compile("yours", b"1")
-    time.sleep(0.5)
-    assert waiting.is_alive()
     with pytest.raises(NotSharedError, match="it has compiled another one in its place"):
         waiting.answer()
+    assert time.monotonic() - begin >= shared_programs._GRACE_S - 2 * shared_programs._POLL_S
 
 
 @pytest.mark.usefixtures("short_grace")

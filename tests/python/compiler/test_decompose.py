@@ -188,42 +188,35 @@ _SCATTER = f"{_GATHER}, to_apply=sum"
 
 
 @pytest.mark.parametrize(
-    ("op", "line", "others"),
+    ("op", "line"),
     [
         (
             f"f32[4,16] all-gather(p), {_GATHER}",
             "all_gather all-gather dim 1 hierarchical f32[16] {{0,2},{1,3}}",
-            ["all-gather", "fusion", "fusion"],
         ),
         (
             f"f32[4,1] reduce-scatter(p), {_SCATTER}",
             "all_to_all reduce-scatter sum dim 1 hierarchical f32[8] {{0,2},{1,3}}",
-            ["fusion", "fusion", "reduce-scatter", "fusion"],
         ),
         (
             "f32[4,4] all-to-all(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}",
             "all_to_all all-to-all dim 0 hierarchical f32[16] {{0,2},{1,3}}",
-            ["fusion", "fusion", "all-to-all", "fusion", "fusion"],
         ),
         (
             "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
             "permute collective-permute f32[16] {{0,1},{1,2}}",
-            [],
         ),
         (
             "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,2},{3}}",
             "permute collective-broadcast f32[16] {{1,1},{1,2},{3,3}}",
-            [],
         ),
     ],
 )
-def test_each_collective_on_cpu(op: str, line: str, others: list[str]):
+def test_each_collective_on_cpu(op: str, line: str):
     text = decomposed(
         f"p = f32[4,4] parameter(0)\nROOT r = {op}", _FOUR, Options(algorithm="hierarchical")
     )
     assert re.findall(r"plan: \S+ (.*?) @", text) == [line]
-    kinds = ("all-gather", "reduce-scatter", "all-to-all", "fusion")
-    assert sorted(o for o in opcodes(text) if o in kinds) == sorted(others)
 
 
 _ASYNC = f"""

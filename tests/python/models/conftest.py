@@ -1,10 +1,14 @@
 """The models are tested on four CPU devices of one ordinary process."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+
+from models.train import Schedule, Trainer
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
@@ -19,6 +23,27 @@ def two_threads_for_each_device() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PJRT_NPROC", "8")
         jax.devices()
+
+
+SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
+
+
+def loss_and_gradients(
+    trainer: Trainer, tokens: jax.Array, jit: Any = jax.jit, by: Callable[..., Any] | None = None
+) -> tuple[float, Any]:
+    """Loss and gradients of a trainer's first parameters on its mesh, as NumPy has them.
+
+    Args:
+      trainer: The trainer.
+      tokens: A batch.
+      jit: Function to compile with.
+      by: Function of parameters and tokens, instead of the gradient of the trainer's loss.
+    """
+    shardings = trainer.state_shardings().params
+    with jax.set_mesh(trainer.mesh):
+        params = jit(lambda: trainer.init(3).params, out_shardings=shardings)()
+        loss, gradients = jit(by or jax.value_and_grad(trainer.loss))(params, tokens)
+    return float(loss), jax.tree.map(np.asarray, gradients)
 
 
 # LLVM's optimizations are most of a small program's compile time, and change no program of HLO.

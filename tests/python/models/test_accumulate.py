@@ -14,10 +14,10 @@ from models.configs import CONFIGS
 from models.extras import planned
 from models.extras.accumulate import Accumulation
 from models.train import FINAL_RATE, Schedule, Trainer
+from tests.python.models.conftest import SCHEDULE
 from tests.python.models.hlo_groups import collectives
 from tests.support.jobs import ROOT
 
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIGS["tiny"].vocab)
 
 

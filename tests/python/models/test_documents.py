@@ -13,10 +13,10 @@ from models.extras.documents import Documents
 from models.extras.options import Options
 from models.llama import Llama
 from models.pretrain import make_trainer
-from models.train import Schedule, Trainer
+from models.train import Trainer
+from tests.python.models.conftest import SCHEDULE, loss_and_gradients
 
 END = 0
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 LENGTHS = ((7, 1, 9), (9, 7, 1))  # lengths of the documents in two rows
 
 
@@ -88,10 +88,7 @@ def test_loss_and_gradients_are_the_same_on_any_mesh(axes, changes, make_mesh, f
 
     def computed(mesh, **changes):
         trainer = Trainer(kind("tiny", **changes), SCHEDULE, mesh)
-        lie = trainer.state_shardings().params
-        with jax.set_mesh(mesh):
-            params = fast_jit(lambda: trainer.init(3).params, out_shardings=lie)()
-            loss, by = fast_jit(jax.value_and_grad(trainer.loss))(params, tokens)
+        loss, by = loss_and_gradients(trainer, tokens, fast_jit)
         return loss, by["embed"]["embedding"]
 
     expected, actual = computed(make_mesh(data=1)), computed(make_mesh(**axes), **changes)

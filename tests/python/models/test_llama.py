@@ -12,10 +12,10 @@ from models.configs import CONFIGS
 from models.extras.accumulate import Accumulation
 from models.llama import Llama
 from models.sharding import PARAMETERS, path_name
-from models.train import Schedule, Trainer
+from models.train import Trainer
+from tests.python.models.conftest import SCHEDULE, loss_and_gradients
 
 TINY = CONFIGS["tiny"]
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 
 
 def random_tokens(batch: int, positions: int) -> jax.Array:
@@ -103,10 +103,7 @@ def test_float64_without_64_bit_types_is_refused(name):
 def test_loss_and_gradients_do_not_depend_on_how_layers_are_run(change, make_mesh):
     trainer = Trainer(TINY, SCHEDULE, make_mesh(data=1))
     other = dataclasses.replace(trainer, config=dataclasses.replace(TINY, **change))
-    params, tokens = trainer.init(0).params, random_tokens(2, 17)
-    expected, actual = (
-        jax.jit(jax.value_and_grad(t.loss))(params, tokens) for t in (trainer, other)
-    )
+    expected, actual = (loss_and_gradients(t, random_tokens(2, 17)) for t in (trainer, other))
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual, expected
     )

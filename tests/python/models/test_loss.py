@@ -8,15 +8,15 @@ import pytest
 
 from models.configs import CONFIGS
 from models.loss import Head, cross_entropy
-from models.train import Schedule, Trainer
+from models.train import Trainer
+from tests.python.models.conftest import SCHEDULE, loss_and_gradients
 from tests.python.models.hlo_groups import collectives
 
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 # A chunk that does not divide the positions, and layers without a loop of their own.
 CHUNKED = dataclasses.replace(CONFIGS["tiny"], loss_chunk=6, scan=False)
 
 
-def loss_and_gradients(head: Head, positions: int):
+def of_head(head: Head, positions: int):
     x = jax.random.normal(jax.random.key(0), (3, positions, 8)).astype(head.dtype)
     kernel = jax.random.normal(jax.random.key(1), (8, 50)).astype(head.dtype)
     labels = jax.random.randint(jax.random.key(2), (3, positions), 0, 50)
@@ -26,8 +26,8 @@ def loss_and_gradients(head: Head, positions: int):
 
 @pytest.mark.parametrize(("positions", "chunk"), [(7, 1), (7, 3), (8, 4), (1, 4)])
 def test_chunked_loss_equals_the_whole_one(positions, chunk):
-    whole = loss_and_gradients(Head(jnp.float32), positions)
-    chunked = loss_and_gradients(Head(jnp.float32, chunk), positions)
+    whole = of_head(Head(jnp.float32), positions)
+    chunked = of_head(Head(jnp.float32, chunk), positions)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7), chunked, whole
     )
@@ -35,7 +35,7 @@ def test_chunked_loss_equals_the_whole_one(positions, chunk):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_chunked_gradients_have_the_type_of_what_they_belong_to(dtype):
-    whole, chunked = (loss_and_gradients(Head(dtype, chunk), 9) for chunk in (0, 4))
+    whole, chunked = (of_head(Head(dtype, chunk), 9) for chunk in (0, 4))
     assert [x.dtype for x in chunked[1]] == [dtype, dtype]
     np.testing.assert_allclose(chunked[0], whole[0], rtol=1e-6)
     for ours, theirs in zip(chunked[1], whole[1], strict=True):
@@ -92,18 +92,11 @@ def test_chunks_on_a_mesh_exchange_nothing_over_the_batch(axes, make_mesh, fast_
 )
 def test_chunked_loss_on_a_mesh_is_that_of_one_device(axes, make_mesh, fast_jit):
     tokens = jax.random.randint(jax.random.key(1), (8, 17), 0, 256)
-    losses, heads = [], []
-    for config, sizes in (
-        (dataclasses.replace(CHUNKED, loss_chunk=0), {"data": 1}),
-        (CHUNKED, axes),
-    ):
-        trainer = Trainer(config, SCHEDULE, make_mesh(**sizes))
-        with jax.set_mesh(trainer.mesh):
-            params = fast_jit(
-                lambda t=trainer: t.init(3).params, out_shardings=trainer.state_shardings().params
-            )()
-            loss, gradients = fast_jit(jax.value_and_grad(trainer.loss))(params, tokens)
-        losses.append(float(loss))
-        heads.append(np.asarray(gradients["head"]["kernel"]))
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-    np.testing.assert_allclose(heads[1], heads[0], rtol=1e-3, atol=1e-6)
+    whole = dataclasses.replace(CHUNKED, loss_chunk=0)
+    (expected_loss, expected), (loss, gradients) = (
+        loss_and_gradients(Trainer(config, SCHEDULE, make_mesh(**sizes)), tokens, fast_jit)
+        for config, sizes in ((whole, {"data": 1}), (CHUNKED, axes))
+    )
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    heads = [tree["head"]["kernel"] for tree in (gradients, expected)]
+    np.testing.assert_allclose(*heads, rtol=1e-3, atol=1e-6)

@@ -8,12 +8,12 @@ from flax import nnx
 
 from models.configs import CONFIGS, Config
 from models.extras.moe import Experts, room
-from models.train import Schedule, Trainer
+from models.train import Trainer
+from tests.python.models.conftest import SCHEDULE, loss_and_gradients
 from tests.python.models.hlo_groups import collectives
 
 # Room for all tokens in every expert.
 FOUR = dataclasses.replace(CONFIGS["tiny"], experts=4, capacity_factor=4.0)
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, FOUR.vocab)
 
 
@@ -61,15 +61,10 @@ def test_room_is_the_even_share_times_the_factor_rounded_up():
     ids=str,
 )
 def test_loss_and_gradients_do_not_depend_on_the_mesh(mesh, make_mesh, fast_jit):
-    results = []
-    for axes in ({"data": 1}, mesh):
-        trainer = Trainer(FOUR, SCHEDULE, make_mesh(**axes))
-        shardings = trainer.state_shardings().params
-        with jax.set_mesh(trainer.mesh):
-            params = fast_jit(lambda t=trainer: t.init(3).params, out_shardings=shardings)()
-            loss, grads = fast_jit(jax.value_and_grad(trainer.loss))(params, TOKENS)
-        results.append((float(loss), jax.tree.map(np.asarray, grads)))
-    (expected_loss, expected), (loss, grads) = results
+    (expected_loss, expected), (loss, grads) = (
+        loss_and_gradients(Trainer(FOUR, SCHEDULE, make_mesh(**axes)), TOKENS, fast_jit)
+        for axes in ({"data": 1}, mesh)
+    )
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), grads, expected

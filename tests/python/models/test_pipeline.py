@@ -16,20 +16,17 @@ from models.extras.first_rows import FirstRows, run_first
 from models.extras.pipeline import Pipeline
 from models.extras.records import METRICS, read_rows
 from models.llama import Llama
-from models.train import Params, Schedule, Trainer
+from models.train import Params, Trainer
+from tests.python.models.conftest import SCHEDULE, loss_and_gradients
 from tests.python.models.hlo_groups import collectives
 
 FOUR = dataclasses.replace(CONFIGS["tiny"], layers=4)
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, FOUR.vocab)
 
 
 def gradients(jit, mesh: jax.sharding.Mesh, config: Config) -> tuple[float, Params]:
     trainer = Trainer(config, SCHEDULE, mesh)
-    with jax.set_mesh(mesh):
-        params = jit(lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params)
-        loss, grads = jit(trainer.value_and_grad)(params(), TOKENS)
-    return float(loss), jax.tree.map(np.asarray, grads)
+    return loss_and_gradients(trainer, TOKENS, jit, trainer.value_and_grad)
 
 
 @functools.cache

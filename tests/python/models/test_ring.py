@@ -11,11 +11,10 @@ from models.attention import attend
 from models.configs import CONFIGS, Config
 from models.extras.accumulate import Accumulation
 from models.extras.ring import ring_attend
-from models.train import Schedule, Trainer
-from tests.python.models.conftest import FAST_COMPILE
+from models.train import Trainer
+from tests.python.models.conftest import FAST_COMPILE, SCHEDULE, loss_and_gradients
 from tests.python.models.hlo_groups import collectives
 
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 # Groups of three query heads, and chunks of the loss that do not divide a device's positions.
 ODD = dataclasses.replace(CONFIGS["tiny"], query_heads=6, kv_heads=2, loss_chunk=3)
 TOKENS = jax.random.randint(jax.random.key(1), (4, 21), 0, ODD.vocab)
@@ -72,28 +71,19 @@ def test_narrow_attention_is_that_of_float32(dtype, make_mesh, fast_jit):
         assert distance(ours, theirs) <= 4 * float(jnp.finfo(dtype).eps)
 
 
-def loss_and_gradients(config: Config, mesh: jax.sharding.Mesh, jit, parts: int = 1) -> Any:
-    trainer = Trainer(config, SCHEDULE, mesh)
-    accumulation = Accumulation(parts, tuple(name for name in ("data",) if name in mesh.shape))
-    with jax.set_mesh(mesh):
-        params = jit(
-            lambda: trainer.init(3).params, out_shardings=trainer.state_shardings().params
-        )()
-        by = jax.value_and_grad(trainer.loss)
-        if parts > 1:
-            return jit(lambda p, t: accumulation.value_and_grad(trainer.loss, p, t))(params, TOKENS)
-        return jit(by)(params, TOKENS)
+def of_ring(config: Config, mesh: jax.sharding.Mesh, jit) -> Any:
+    return loss_and_gradients(Trainer(config, SCHEDULE, mesh), TOKENS, jit)
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """`loss_and_gradients` of a config on one device."""
+    """`of_ring` of a config on one device."""
 
     @functools.cache
     def get(config: Config) -> Any:
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
         jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
-        return loss_and_gradients(config, mesh, jit)
+        return of_ring(config, mesh, jit)
 
     return get
 
@@ -123,20 +113,21 @@ def assert_close(found: Any, expected: Any) -> None:
 )
 def test_loss_and_gradients_are_those_of_one_device(axes, change, alone, make_mesh, fast_jit):
     config = dataclasses.replace(ODD, **change)
-    assert_close(loss_and_gradients(config, make_mesh(**axes), fast_jit), alone(config))
+    assert_close(of_ring(config, make_mesh(**axes), fast_jit), alone(config))
 
 
 @pytest.mark.slow
 def test_parts_of_a_batch_are_split_too(alone, make_mesh, fast_jit):
-    found = loss_and_gradients(ODD, make_mesh(data=2, sequence=2), fast_jit, parts=2)
-    assert_close(found, alone(ODD))
+    trainer = Trainer(ODD, SCHEDULE, make_mesh(data=2, sequence=2))
+    by = functools.partial(Accumulation(2, ("data",)).value_and_grad, trainer.loss)
+    assert_close(loss_and_gradients(trainer, TOKENS, fast_jit, by), alone(ODD))
 
 
 @pytest.mark.slow
 def test_bfloat16_model_is_that_of_one_device_to_its_rounding(alone, make_mesh, fast_jit):
     config = dataclasses.replace(ODD, dtype="bfloat16", remat="full")
     expected = alone(config)
-    found = loss_and_gradients(config, make_mesh(sequence=2), fast_jit)
+    found = of_ring(config, make_mesh(sequence=2), fast_jit)
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-3)
     distances = jax.tree.map(distance, found[1], expected[1])
     assert max(jax.tree.leaves(distances)) < 0.05, distances

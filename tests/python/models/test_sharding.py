@@ -10,11 +10,11 @@ from models.configs import CONFIGS
 from models.data import Batches
 from models.extras.corpus import open_corpus
 from models.sharding import activation_sharding, parameter_shardings
-from models.train import Schedule, Trainer
+from models.train import Trainer
+from tests.python.models.conftest import SCHEDULE
 from tests.python.models.hlo_groups import collectives, groups
 
 TINY = CONFIGS["tiny"]
-SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 
 
 def step_text(trainer: Trainer, jit: Callable[..., Any], batch: int) -> str:
