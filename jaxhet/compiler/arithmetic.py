@@ -194,20 +194,10 @@ def with_part_1d(
     return c.add("dynamic-update-slice", x.shape, [x, part, index])
 
 
-def own_logical_id(c: hlo.Computation, num_partitions: int) -> hlo.Instruction:
+def own_logical_id(c: hlo.Computation) -> hlo.Instruction:
     """The device's logical id (`groups.py`), an s32 scalar; one for each computation."""
-
-    def build() -> hlo.Instruction:
-        s32 = hlo.array_shape(pb.S32, [])
-        u32 = hlo.array_shape(pb.U32, [])
-        partition = convert(c, c.add("partition-id", u32), pb.S32)
-        if c.module.proto.device_assignment.replica_count == 1:
-            return partition
-        replica = convert(c, c.add("replica-id", u32), pb.S32)
-        first = c.add("multiply", s32, [replica, integers(c, [], [num_partitions])])
-        return c.add("add", s32, [first, partition])
-
-    return c.shared("logical id", build)
+    u32 = hlo.array_shape(pb.U32, [])
+    return c.shared("logical id", lambda: convert(c, c.add("partition-id", u32), pb.S32))
 
 
 def entry(c: hlo.Computation, table: Sequence[int], index: hlo.Instruction) -> hlo.Instruction:

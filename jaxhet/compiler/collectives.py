@@ -96,16 +96,6 @@ class Collective:
     is_pipelined: bool = False
     is_early: bool = False
 
-    @property
-    def num_partitions(self) -> int:
-        """Number of partitions in the module's device assignment."""
-        return self.computation.module.proto.device_assignment.computation_count
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas in the module's device assignment."""
-        return self.computation.module.proto.device_assignment.replica_count
-
     def index_in_group(self, groups: Groups) -> list[int]:
         """Logical id to index in its group; 0 for ids in no group."""
         index_of = {member: i for group in groups for i, member in enumerate(group)}
@@ -176,11 +166,11 @@ def rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
     """Logical id to rank, for the devices of a module."""
     assignment = module.proto.device_assignment
     ranks = {device: rank for rank, device in enumerate(job.device_ids)}
-    device_ids = [
-        assignment.computation_devices[partition].replica_device_ids[replica]
-        for replica in range(assignment.replica_count)
-        for partition in range(assignment.computation_count)
-    ]
+    device_ids = [device.replica_device_ids[0] for device in assignment.computation_devices]
+    if assignment.replica_count > 1:
+        raise UsageError(
+            f"{module.proto.name} has {assignment.replica_count} replicas; JAX's programs have one"
+        )
     if not device_ids:
         raise UsageError(
             f"{module.proto.name} has collectives but no device assignment; compile it for the"
@@ -196,16 +186,14 @@ def rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
 
 def groups_of(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
     """The groups of a collective, in logical ids."""
-    if instruction.opcode.startswith("collective-permute") and not instruction.source_target_pairs:
+    everything = tuple(range(module.proto.device_assignment.computation_count))
+    if instruction.opcode in _PERMUTES and not (instruction.channel_id and _ids(instruction)):
         return ()
-    assignment = module.proto.device_assignment
-    has_global_ids = instruction.opcode in _WITH_GLOBAL_IDS
-    mode = groups_lib.mode_of(
-        instruction.channel_id > 0, instruction.use_global_device_ids if has_global_ids else None
-    )
-    return groups_lib.to_logical_ids(
-        _ids(instruction), mode, assignment.replica_count, assignment.computation_count
-    )
+    if not instruction.channel_id:  # its ids are of replicas, and a program has one
+        return tuple((logical_id,) for logical_id in everything)
+    if instruction.opcode in _WITH_GLOBAL_IDS and not instruction.use_global_device_ids:
+        return (everything,)
+    return _ids(instruction) or (everything,)
 
 
 def _ids(instruction: hlo.Instruction) -> Groups:

@@ -151,7 +151,7 @@ class CpuLowering(Lowering):
     def _is_second(self, groups: Groups) -> Instruction:
         """Whether this device is the second one of its group of two; a scalar."""
         indices = self.collective.index_in_group(groups)
-        own = arithmetic.own_logical_id(self.c, self.collective.num_partitions)
+        own = arithmetic.own_logical_id(self.c)
         return self.loop([own], lambda c, own: arithmetic.entry_is(c, indices, own, 1))
 
 

@@ -185,6 +185,4 @@ def _divide(
         return None, split
     if opcode != "all-reduce" and split.places is None:
         return None, "groups meet the islands in different orders"
-    if opcode == "all-to-all" and collective.num_replicas > 1 and collective.num_partitions > 1:
-        return None, "an all-to-all of replicas and partitions has no form inside islands"
     return split, ""

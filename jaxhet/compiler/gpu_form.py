@@ -196,7 +196,7 @@ class GpuLowering(Lowering):
         return arithmetic.equals(self.c, own, number, shape)
 
     def _logical_id(self) -> Instruction:
-        return arithmetic.own_logical_id(self.c, self.collective.num_partitions)
+        return arithmetic.own_logical_id(self.c)
 
 
 def barrier(c: hlo.Computation, x: Instruction) -> Instruction:

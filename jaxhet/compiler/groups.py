@@ -1,13 +1,11 @@
 """Members of a collective: HLO's replica groups as ranks, and their division by island.
 
-Pure functions on integers. Three numberings occur:
-  id          member of a replica group; its meaning depends on the collective's mode
-  logical id  index in the module's device assignment: replica * num_partitions + partition
+Pure functions on integers. Two numberings occur:
+  logical id  index in the module's device assignment, HLO's partition id
   rank        index in the job's sorted list of device ids
 """
 
 import dataclasses
-import enum
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,24 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 Groups = tuple[tuple[int, ...], ...]
-
-
-class Mode(enum.Enum):
-    """The meaning of the ids in replica groups (`CollectiveOpGroupMode` in xla_data.proto)."""
-
-    CROSS_REPLICA = 0
-    CROSS_PARTITION = 1
-    CROSS_REPLICA_AND_PARTITION = 2
-    FLATTENED_ID = 3
-
-
-def mode_of(has_channel_id: bool, use_global_device_ids: bool | None) -> Mode:
-    """The mode of a collective; `use_global_device_ids` is None where the opcode lacks it."""
-    if not has_channel_id:
-        return Mode.CROSS_REPLICA
-    if use_global_device_ids is None:
-        return Mode.CROSS_PARTITION
-    return Mode.FLATTENED_ID if use_global_device_ids else Mode.CROSS_REPLICA_AND_PARTITION
 
 
 def iota_groups(num_groups: int, reshape: Sequence[int], permutation: Sequence[int]) -> Groups:
@@ -75,27 +55,6 @@ def mesh_groups(
 
 def _rows(ids: np.ndarray, num_groups: int) -> Groups:
     return tuple(tuple(row) for row in ids.reshape(num_groups, -1).tolist())
-
-
-def to_logical_ids(groups: Groups, mode: Mode, num_replicas: int, num_partitions: int) -> Groups:
-    """Groups of ids as groups of logical ids; no groups at all means one of everything."""
-    replicas, partitions = range(num_replicas), range(num_partitions)
-
-    def logical_id(replica: int, partition: int) -> int:
-        return replica * num_partitions + partition
-
-    match mode:
-        case Mode.CROSS_REPLICA:
-            groups = groups or (tuple(replicas),)
-            return tuple(tuple(logical_id(r, p) for r in g) for g in groups for p in partitions)
-        case Mode.CROSS_PARTITION:
-            groups = groups or (tuple(partitions),)
-            return tuple(tuple(logical_id(r, p) for p in g) for g in groups for r in replicas)
-        case Mode.CROSS_REPLICA_AND_PARTITION:
-            groups = groups or (tuple(replicas),)
-            return tuple(tuple(logical_id(r, p) for r in g for p in partitions) for g in groups)
-        case Mode.FLATTENED_ID:
-            return groups or (tuple(range(num_replicas * num_partitions)),)
 
 
 def map_groups(groups: Groups, table: Sequence[int]) -> Groups:

@@ -200,13 +200,12 @@ class Lowering(abc.ABC):
     ) -> Instruction:
         """Adds a collective of XLA. Groups are in logical ids."""
         has_global_ids = opcode in ("all-gather", "reduce-scatter")
-        has_channel = has_global_ids or self.collective.num_replicas == 1
         return self.c.add(
             opcode,
             shape,
             operands,
             like=self.instruction,
-            channel_id=self.c.module.new_channel_id() if has_channel else None,
+            channel_id=self.c.module.new_channel_id(),
             use_global_device_ids=True if has_global_ids else None,
             collective_device_list=hlo.device_list(groups),
             **fields,
@@ -222,7 +221,7 @@ def present_rows(lowering: Lowering, groups: Groups) -> tuple[Instruction, ...]:
     if least == most:
         return ()
     size_of = {member: len(group) for group in groups for member in group}
-    own = arithmetic.own_logical_id(lowering.c, lowering.collective.num_partitions)
+    own = arithmetic.own_logical_id(lowering.c)
 
     def has_row(row: int) -> Instruction:
         logical_ids = range(len(lowering.collective.rank_of))

@@ -44,7 +44,6 @@ _CHEAP = (
     "or",
     "partition-id",
     "remainder",
-    "replica-id",
     "select",
     "slice",
     "subtract",

@@ -114,7 +114,7 @@ def _by_block(collective: Collective, kept: hlo.Instruction, dim: int) -> Groups
     for group in collective.groups:
         if size * len(group) != whole:
             return None
-        found = [_value(computation, starts[dim], collective, member) for member in group]
+        found = [_value(computation, starts[dim], member) for member in group]
         by_start = dict(zip(found, group, strict=True))
         if set(by_start) != set(range(0, whole, size)):
             return None
@@ -122,16 +122,6 @@ def _by_block(collective: Collective, kept: hlo.Instruction, dim: int) -> Groups
     return tuple(result)
 
 
-def _value(
-    c: hlo.Computation, scalar: hlo.Instruction, collective: Collective, logical_id: int
-) -> int | None:
+def _value(c: hlo.Computation, scalar: hlo.Instruction, logical_id: int) -> int | None:
     """The value of an integer on the device with a logical id, where that decides it."""
-
-    def known(i: hlo.Instruction) -> int | None:
-        if i.opcode == "partition-id":
-            return logical_id % collective.num_partitions
-        if i.opcode == "replica-id":
-            return logical_id // collective.num_partitions
-        return None
-
-    return integers.value(c, scalar, known)
+    return integers.value(c, scalar, lambda i: logical_id if i.opcode == "partition-id" else None)

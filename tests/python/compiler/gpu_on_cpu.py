@@ -175,7 +175,7 @@ def _gather_unequal(c: hlo.Computation, done: hlo.Instruction, start: hlo.Instru
         is_there = row < len(group) and group[row] != ranks[logical_id]
         return ranks.index(group[row]) if is_there else (logical_id + 1) % count
 
-    own_id = arithmetic.own_logical_id(c, count)
+    own_id = arithmetic.own_logical_id(c)
     starts = [
         [source(i, row) * size for i in range(count)]
         for row in range(hlo.num_elements(done.shape) // size)
@@ -224,7 +224,7 @@ def _without_own(
     index_of = {member: index for group in groups for index, member in enumerate(group)}
     count = len(groups[0])
     size = hlo.num_elements(received.shape) // count
-    own_id = arithmetic.own_logical_id(c, len(index_of))
+    own_id = arithmetic.own_logical_id(c)
     shape = hlo.array_shape(received.shape.element_type, [size])
     rows = [arithmetic.slice_1d(c, received, i * size, size) for i in range(count)]
     table = [index for _, index in sorted(index_of.items())]

@@ -34,19 +34,17 @@ def parsed(text: str) -> bytes:
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
-def module(text: str, ranks: list[int], num_replicas: int = 1, program: str = "0123") -> bytes:
-    """Parses text; `ranks` is its device assignment, partition after partition of each replica.
+def module(text: str, ranks: list[int], program: str = "0123") -> bytes:
+    """Parses text; `ranks` is its device assignment.
 
     `program` is the digest of the jaxpr that it was lowered from.
     """
     proto = pb.HloModuleProto.FromString(parsed(f"HloModule test\n{text}"))
     proto.frontend_attributes.map[PROGRAM_ATTRIBUTE] = program
     assignment = proto.device_assignment
-    assignment.replica_count = num_replicas
-    assignment.computation_count = len(ranks) // num_replicas
-    for partition in range(assignment.computation_count):
-        ids = [10 * rank for rank in ranks[partition :: assignment.computation_count]]
-        assignment.computation_devices.add(replica_device_ids=ids)
+    assignment.replica_count, assignment.computation_count = 1, len(ranks)
+    for rank in ranks:
+        assignment.computation_devices.add(replica_device_ids=[10 * rank])
     return proto.SerializeToString()
 
 

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from jaxhet._errors import UsageError
 from jaxhet.compiler import collectives, groups, hlo
-from jaxhet.compiler.groups import AxisRef, Mode
+from jaxhet.compiler.groups import AxisRef
 from tests.python.compiler import hlo_text
 
 
@@ -71,28 +72,25 @@ def test_groups_are_ranks_of_the_device_assignment():
     assert found.ranks == ((3, 0), (2, 1))
 
 
-@pytest.mark.parametrize(
-    ("mode", "ids", "expected"),
-    [
-        (Mode.CROSS_REPLICA, ((0, 1),), ((0, 3), (1, 4), (2, 5))),
-        (Mode.CROSS_PARTITION, ((0, 2), (1,)), ((0, 2), (3, 5), (1,), (4,))),
-        (Mode.CROSS_REPLICA_AND_PARTITION, ((0,), (1,)), ((0, 1, 2), (3, 4, 5))),
-        (Mode.FLATTENED_ID, ((0, 5), (1, 2)), ((0, 5), (1, 2))),
-        (Mode.CROSS_REPLICA, (), ((0, 3), (1, 4), (2, 5))),
-        (Mode.CROSS_PARTITION, (), ((0, 1, 2), (3, 4, 5))),
-        (Mode.CROSS_REPLICA_AND_PARTITION, (), ((0, 1, 2, 3, 4, 5),)),
-        (Mode.FLATTENED_ID, (), ((0, 1, 2, 3, 4, 5),)),
-    ],
-)
-def test_to_logical_ids_with_two_replicas_of_three_partitions(mode, ids, expected):
-    assert groups.to_logical_ids(ids, mode, 2, 3) == expected
+def test_groups_without_a_list_are_all_devices():
+    body = """
+      p = f32[4] parameter(0)
+      ROOT r = f32[4] all-reduce(p), channel_id=1, replica_groups={}, to_apply=sum
+    """
+    module = hlo.Module(hlo_text.module(hlo_text.entry(body), [0, 1, 2]))
+    (found,) = collectives.crossing(module, hlo_text.job(0, 0, 1))
+    assert found.groups == ((0, 1, 2),)
 
 
-def test_mode_of_each_combination():
-    assert groups.mode_of(False, False) is Mode.CROSS_REPLICA
-    assert groups.mode_of(True, False) is Mode.CROSS_REPLICA_AND_PARTITION
-    assert groups.mode_of(True, True) is Mode.FLATTENED_ID
-    assert groups.mode_of(True, None) is Mode.CROSS_PARTITION
+def test_several_replicas_are_refused():
+    body = f"""
+      p = f32[4] parameter(0)
+      ROOT {hlo_text.all_reduce("r", "p")}
+    """
+    module = hlo.Module(hlo_text.module(hlo_text.entry(body), [0, 1]))
+    module.proto.device_assignment.replica_count = 2
+    with pytest.raises(UsageError, match="test has 2 replicas; JAX's programs have one"):
+        collectives.crossing(module, hlo_text.job(0, 1))
 
 
 def test_split_keeps_group_order_within_islands_and_orders_islands():
