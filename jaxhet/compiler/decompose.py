@@ -21,7 +21,6 @@ from jaxhet.compiler import (
     plan,
     scatter,
     unshare,
-    widen,
 )
 from jaxhet.compiler.carrier import Exchange, ExchangeBuilder
 from jaxhet.compiler.codecs import fitting
@@ -56,8 +55,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     custom_calls.check(parsed, job)
     parsed = unshare.unshare(parsed)
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
-    is_widened = not job.is_gpu and widen.widen(parsed, {c.instruction.id for c in crossing})
-    is_changed = halves.keep_local(parsed, crossing) or is_widened
+    is_changed = halves.keep_local(parsed, crossing)
     if not crossing:
         return _finished(parsed, job) if is_changed else None
     keeps_kernels = job.is_gpu and options.one_world_kernels
