@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.metadata
 import itertools
-import json
 import pathlib
 import re
 import threading
@@ -107,14 +106,13 @@ class Parts:
       connector: Connects the processes that a program needs; None if all are connected.
       later: Pairs of a rank of this process and another one that only the connector joins; None:
         all pairs.
-      share: Makes the exchange of executables between processes with equal GPUs, from a function
-        that describes the plans of a program; None if each compiles its own.
+      shared: The executables of processes with equal GPUs; None if each compiles its own.
       over_islands: XLA's options for programs over several islands.
     """
 
     connector: Connector | None = None
     later: frozenset[tuple[int, int]] | None = None
-    share: Callable[[Callable[[str], str]], SharedPrograms] | None = None
+    shared: SharedPrograms | None = None
     over_islands: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
 
 
@@ -154,7 +152,7 @@ class Compilation:
         self.engine = engine
         self.connector = parts.connector
         self._later = parts.later
-        self.shared = None if parts.share is None else parts.share(self.describe_plans)
+        self.shared = parts.shared
         self._over_islands = parts.over_islands
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
@@ -333,7 +331,7 @@ class Compilation:
     # --- executables of other processes ---
 
     def fetch(
-        self, among: tuple[int, ...], key: str, load: Callable[[bytes], programs.Loaded]
+        self, among: tuple[int, ...], key: str, load: Callable[[bytes], Any]
     ) -> tuple[Any, bytes | None]:
         """Loads the executable that the first process of a tuning class has compiled.
 
@@ -352,12 +350,10 @@ class Compilation:
         assert self.shared is not None
         start = time.monotonic()
         try:
-            plans, serialized = self.shared.fetch(among, key, self._is_over)
+            serialized = self.shared.fetch(among, key, self._is_over)
             waited_s = time.monotonic() - start
-            executable, modules = load(serialized)
-            if plans:
-                self._register_described(plans)
-            elif not all(self._accept(module) for module in modules()):
+            executable = load(serialized)
+            if not all(map(self._accept, compat.serialized_modules(executable))):
                 raise NotSharedError("it was compiled by other passes, or for another job")
         except Exception as error:
             if self.engine is not None and (failure := self.engine.error()) is not None:
@@ -383,23 +379,6 @@ class Compilation:
         """Tells processes that wait for an executable of this one that none will come."""
         if self.shared is not None and not self._is_over():
             self.shared.leave()
-
-    def describe_plans(self, program: str) -> str:
-        """The plans of a program of this digest, for processes that load its executable.
-
-        An executable contains its plan as well, but reading it there takes long. "" for a program
-        that has no digest.
-        """
-        if not program:
-            return ""
-        plans = [plan for plan in [*self.plans.values()] if plan.program == program]
-        records = [[exchange.to_json() for exchange in plan.exchanges] for plan in plans]
-        return json.dumps({"program": program, "plans": records})
-
-    def _register_described(self, text: str) -> None:
-        described = json.loads(text)
-        for records in described["plans"]:
-            self._register(compiler.Plan.of_records(records, described["program"]))
 
     @property
     def writes_cache(self) -> bool:

@@ -166,9 +166,7 @@ def _prepare_gpus(config: PlacedConfig, members: Sequence[ProcessInfo]) -> bool:
     return are_shared
 
 
-def _sharing(
-    config: PlacedConfig, membership: Membership
-) -> Callable[[Callable[[str], str]], shared_programs.SharedPrograms]:
+def _shared(config: PlacedConfig, membership: Membership) -> shared_programs.SharedPrograms:
     """Makes the first process of a tuning class compile programs, and the others load them."""
     process = config.process_id
 
@@ -178,9 +176,7 @@ def _sharing(
     mine = tuning_class(membership.members[process])
     equal = [info.process for info in membership.members if tuning_class(info) == mine]
     store, timeout_s = compat.coordination_client(), config.tuning_timeout_s
-    return lambda describe: shared_programs.SharedPrograms(
-        equal, process, store, describe, timeout_s
-    )
+    return shared_programs.SharedPrograms(equal, process, store, timeout_s)
 
 
 def make_process_info(
@@ -314,7 +310,7 @@ def _start_jax(job: _Job) -> _session.Session:
         compilation=_compilation.Parts(
             connector,
             channels and channels.later,
-            _sharing(config, membership) if job.shares_programs else None,
+            _shared(config, membership) if job.shares_programs else None,
             gpu_settings.over_islands(flags) if has_gpus else {},
         ),
     )

@@ -6,12 +6,11 @@ of a *tuning class* (equal devices, versions and flags) run one executable. The 
 class that takes part in a program compiles it, and puts the executable into the key-value store of
 JAX's coordination service. The others wait for it there, and load it:
 
-    jaxhet/executable/<key>   a JSON head, {"text": …} or {"error": …}, and the executable
+    jaxhet/executable/<key>   "+" and the executable, or "-" and the reason why there is none
     jaxhet/compiling/<first>  JSON: what the first process is doing (`_Doing`)
 
-*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. *text* is what
-another process needs to know to run the program. A wait ends early when the first process has left
-the job, or has compiled another program instead.
+*key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. A wait ends
+early when the first process has left the job, or has compiled another program instead.
 """
 
 import collections
@@ -55,7 +54,6 @@ class SharedPrograms:
         members: Sequence[int],
         process: int,
         store: Any,
-        describe: Callable[[str], str],
         timeout_s: float,
     ):
         """Shares with the other processes of a class.
@@ -64,14 +62,11 @@ class SharedPrograms:
           members: The processes of the class.
           process: This process.
           store: Client of JAX's coordination service.
-          describe: Gets the name of a program of this process; returns the text that is stored with
-            the executable.
           timeout_s: Longest wait for an executable.
         """
         self._members = frozenset(members)
         self._process = process
         self._store = store
-        self._describe = describe
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._known: set[str] = set()  # keys of programs that this process has or compiles
@@ -114,14 +109,8 @@ class SharedPrograms:
                 doing.compiling.remove(key)
                 doing.latest[str(among)] = key
 
-    def give(self, key: str, executable: bytes, program: str) -> None:
-        """Puts an executable into the store.
-
-        Args:
-          key: Identity of the program.
-          executable: The serialized executable.
-          program: The name by which `describe` knows it.
-        """
+    def give(self, key: str, executable: bytes) -> None:
+        """Puts a serialized executable into the store."""
         with self._lock:
             self._kept[key] = len(executable)
             self._kept.move_to_end(key)
@@ -133,16 +122,14 @@ class SharedPrograms:
         for oldest in old:
             self.refuse(oldest, "it is not kept any more")
         if key not in old:
-            self._put(key, {"text": self._describe(program)}, executable)
+            self._put(key, b"+" + executable)
 
     def refuse(self, key: str, why: str) -> None:
         """Tells the others that this process has no executable for them."""
         with contextlib.suppress(RuntimeError):  # the job has ended
-            self._put(key, {"error": why[:500]})
+            self._put(key, b"-" + why[:500].encode())
 
-    def fetch(
-        self, among: tuple[int, ...], key: str, is_over: Callable[[], bool]
-    ) -> tuple[str, bytes]:
+    def fetch(self, among: tuple[int, ...], key: str, is_over: Callable[[], bool]) -> bytes:
         """Waits for the executable of the first process.
 
         Args:
@@ -151,7 +138,7 @@ class SharedPrograms:
           is_over: Whether the job has failed or ended, so that the wait ends too.
 
         Returns:
-          The text that the first process's `describe` gave, and the serialized executable.
+          The serialized executable.
 
         Raises:
           NotSharedError: The first process has no executable to send, or did not send it within
@@ -162,7 +149,9 @@ class SharedPrograms:
             doing = self._doing_of(among[0])  # read before its executables
             poll_s = 0 if doing.has_left else _POLL_S
             if (packed := self._get(f"executable/{key}", poll_s)) is not None:
-                return _unpack(packed)
+                if packed[:1] == b"-":
+                    raise NotSharedError(packed[1:].decode())
+                return packed[1:]
             if doing.has_left:
                 raise NotSharedError("it has left the job")
             now, latest = time.monotonic(), doing.latest.get(str(among))
@@ -194,9 +183,7 @@ class SharedPrograms:
         packed = self._get(f"compiling/{process}", 0)
         return _Doing() if packed is None else _Doing(**json.loads(packed))
 
-    def _put(self, key: str, head: dict[str, str], executable: bytes = b"") -> None:
-        text = json.dumps(head).encode()
-        content = len(text).to_bytes(8, "little") + text + executable
+    def _put(self, key: str, content: bytes) -> None:
         self._store.key_value_set_bytes(f"jaxhet/executable/{key}", content, True)
 
     def _get(self, name: str, timeout_s: float) -> bytes | None:
@@ -209,11 +196,3 @@ class SharedPrograms:
             if str(error).startswith(("DEADLINE_EXCEEDED", "NOT_FOUND")):
                 return None
             raise NotSharedError(str(error)) from error
-
-
-def _unpack(packed: bytes) -> tuple[str, bytes]:
-    end = 8 + int.from_bytes(packed[:8], "little")
-    head = json.loads(packed[8:end])
-    if "error" in head:
-        raise NotSharedError(head["error"])
-    return head["text"], packed[end:]

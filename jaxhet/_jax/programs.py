@@ -188,7 +188,7 @@ class Sharing(Protocol):
         """Context in which this process compiles or loads a program; an error in it is recorded."""
         ...
 
-    def give(self, key: str, executable: bytes, program: str) -> None:
+    def give(self, key: str, executable: bytes) -> None:
         """Sends an executable of this process to the others."""
         ...
 
@@ -197,8 +197,7 @@ class Sharing(Protocol):
         ...
 
 
-Loaded = tuple[Any, Callable[[], list[bytes]]]  # an executable; gives its serialized modules
-Fetch = Callable[[tuple[int, ...], str, Callable[[bytes], Loaded]], tuple[Any, bytes | None]]
+Fetch = Callable[[tuple[int, ...], str, Callable[[bytes], Any]], tuple[Any, bytes | None]]
 
 
 def share_executables(
@@ -251,7 +250,7 @@ class _Sharer:
         key = _key(module, devices, options, self.is_described(name)) if among else None
         if known is None or not among or key is None:
             return compile(backend, module, devices, options, *args)
-        this = _Compilation(among, key, name, known)
+        this = _Compilation(among, key, known)
         token = _current.set(this)
         try:
             with known.compiling(among, this.key):
@@ -267,9 +266,8 @@ class _Sharer:
     ) -> Any:
         """JAX's function, or a fetch of the executable from the process that compiles it."""
 
-        def load(serialized: bytes) -> Loaded:
-            executable = backend.deserialize_executable(serialized, devices, options, callbacks)
-            return executable, lambda: compat.serialized_modules(executable)
+        def load(serialized: bytes) -> Any:
+            return backend.deserialize_executable(serialized, devices, options, callbacks)
 
         this = _current.get()
         if this is not None:
@@ -309,7 +307,6 @@ class _Compilation:
     Attributes:
       among: The processes that share it.
       key: Identity of the program.
-      program: The name in the attribute of its module, or "".
       known: Sends the executable to the others.
       serialized: The executable, once it was serialized.
       is_told: Whether the process that compiles has told the others.
@@ -317,7 +314,6 @@ class _Compilation:
 
     among: tuple[int, ...]
     key: str
-    program: str
     known: Sharing
     serialized: bytes | None = None
     is_told: bool = False
@@ -331,7 +327,7 @@ class _Compilation:
         self.is_told = True
         try:
             self.serialized = serialize()
-            self.known.give(self.key, self.serialized, self.program)
+            self.known.give(self.key, self.serialized)
         except Exception as error:
             self.known.refuse(self.key, f"can't send it: {error}")
 

@@ -5,7 +5,6 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 from jaxhet._errors import JaxhetError, UsageError
 from jaxhet.compiler import carrier, collectives, hlo, order
@@ -28,11 +27,6 @@ class Plan:
 
     exchanges: tuple[ExchangeSpec, ...]
     program: str
-
-    @classmethod
-    def of_records(cls, exchanges: Sequence[str], program: str) -> Self:
-        """The plan of the exchanges that `ExchangeSpec.to_json` wrote."""
-        return cls(tuple(map(ExchangeSpec.from_json, exchanges)), program)
 
     @property
     def text(self) -> str:

@@ -4,7 +4,6 @@ Says how many programs it compiled and loaded; the results are its own devices'.
 """
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -32,14 +31,14 @@ _cached: list[str] = []  # programs of JAX's persistent cache
 def _share(request: dict[str, Any]) -> None:
     """Shares programs from now on.
 
-    A process that `spoils` gives what can't be loaded; one that `forgets` gives no plans with it.
+    A process that `spoils` gives what can't be loaded.
     """
     session = _session.current()
     assert session is not None
     own, config, membership = session.compilation, session.config, session._membership
     assert membership is not None
-    share = _set_up._sharing(config.placed(session.process, config.num_processes or 0), membership)
-    shared: Any = share(own.describe_plans)
+    placed = config.placed(session.process, config.num_processes or 0)
+    shared: Any = _set_up._shared(placed, membership)
     own.shared = shared
     compiling, put = shared.compiling, shared._put
 
@@ -60,9 +59,7 @@ def _share(request: dict[str, Any]) -> None:
 
     shared.compiling = noted
     if request.get("spoils") == session.process:
-        shared._put = lambda key, head, executable=b"": put(key, head, b"?" + executable)
-    if request.get("forgets") == session.process:
-        shared._describe = lambda program: json.dumps({"program": program, "plans": []})
+        shared._put = lambda key, content: put(key, content[:1] + b"?" + content[1:])
     jax.monitoring.register_event_listener(hit)
     attribute = PROGRAM_ATTRIBUTE
     programs.share_executables(session.process, lambda: shared, fetch, attribute, own.is_described)

@@ -71,12 +71,6 @@ def test_executable_that_cannot_be_loaded_is_compiled(own: list[tuple[Any, ...]]
     assert log.count("replicas may differ in their last bits") == _NUM_PROGRAMS
 
 
-def test_executable_without_its_plan_is_an_error_at_its_first_exchange() -> None:
-    log = _log_of_failure(share=True, forgets=0)
-    assert "UsageError: this process has no plan" in log
-    assert "compile the program in this job" in log
-
-
 def test_other_program_is_an_error_though_its_process_waits_for_the_executable() -> None:
     log = _log_of_failure(share=True, process_with_a_constant=1)
     assert "process 0 did not give the executable of a program: it has compiled another one" in log

@@ -184,8 +184,8 @@ class _Shared:
         yield
         self.told.append(("end",))
 
-    def give(self, key: str, executable: bytes, program: str) -> None:
-        self.told.append(("give", key, executable, program))
+    def give(self, key: str, executable: bytes) -> None:
+        self.told.append(("give", key, executable))
 
     def refuse(self, key: str, why: str) -> None:
         self.told.append(("refuse", key, why))
@@ -215,7 +215,7 @@ def test_executable_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> Non
     told = _compile(monkeypatch, lambda executable: f"bytes of {executable}".encode())
     key = told[0][2]
     begin = ("begin", (0, 1), key)
-    assert told == [begin, ("give", key, b"bytes of executable", ""), ("end",)]
+    assert told == [begin, ("give", key, b"bytes of executable"), ("end",)]
     told = _compile(monkeypatch, lambda executable: b"", process=1)
     assert told == [begin, ("end",)]
 

@@ -108,8 +108,8 @@ def test_processes_with_equal_models_of_gpus_share_programs() -> None:
         tell_of_program=None,
         listen_programs=lambda hear: None,
     )
-    share = _set_up._sharing(_config.resolve({}, {}).placed(0, 3), membership)
-    assert share(str)._members == {0, 2}
+    shared = _set_up._shared(_config.resolve({}, {}).placed(0, 3), membership)
+    assert shared._members == {0, 2}
 
 
 def test_different_gpus_of_one_name_are_refused() -> None:
