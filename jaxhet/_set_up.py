@@ -26,7 +26,7 @@ from jaxhet import (
 from jaxhet._config import Config, PlacedConfig
 from jaxhet._device_channels import ChannelPlan
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, shared_programs, tuning
+from jaxhet._gpu import gpu_settings, shared_programs
 from jaxhet._gpu.own_gpus import own_gpus
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, compiler_settings, jaxlib, multihost, platforms, programs, slices
@@ -147,8 +147,7 @@ def _prepare_gpus(config: PlacedConfig, members: Sequence[ProcessInfo]) -> bool:
     own_platform = members[process].platform
     queues = gpu_settings.give_queues_to_streams(own_platform)
     given = os.environ.get("XLA_FLAGS", "")
-    cache = jax.config.jax_compilation_cache_dir
-    are_shared = gpu_settings.prepare(lambda: tuning.folder(process, cache))
+    are_shared = gpu_settings.prepare()
     if all(info.platform != own_platform for info in members[:process]):
         LOGGER.info("%s", gpu_settings.added(given, os.environ["XLA_FLAGS"]))
         if queues:

@@ -1,1 +1,1 @@
-"""GPUs of a job: settings of XLA and JAX, tuned kernels, one set of devices for several vendors."""
+"""GPUs of a job: settings of XLA and JAX, shared executables, one set of devices for vendors."""

@@ -1,15 +1,12 @@
 """Settings of XLA and JAX before they start GPUs in a job of several islands."""
 
 import os
-import pathlib
-import types
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 from jaxhet._errors import UsageError
-from jaxhet._gpu import tuning
-from jaxhet._jax import compat, compiler_settings, programs
+from jaxhet._jax import compat, compiler_settings
 from jaxhet._vendors import BY_PLATFORM
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
@@ -40,22 +37,20 @@ REFUSED: dict[str, RefusedFlag] = {
 
 # A flag that several islands need. The user's own value stays, unless it is refused.
 _NEEDED: dict[str, bool | int] = {"xla_gpu_shard_autotuning": False}
-
+# Flags with which users control the tuning of kernels, beside a level of 0.
+_TUNING = (
+    "xla_gpu_per_fusion_autotune_cache_dir",
+    "xla_gpu_dump_autotune_results_to",
+    "xla_gpu_load_autotune_results_from",
+)
 
 # A GPU has seven streams of jaxhet, and XLA's streams for kernels, copies and NCCL or RCCL. With 8
 # queues a job got stuck that had two GPUs in each process, and NICs in software.
 _FEWEST_QUEUES = 16
 
 
-def prepare(
-    make_folder: Callable[[], pathlib.Path | None],
-    environ: MutableMapping[str, str] = os.environ,
-) -> bool:
+def prepare(environ: MutableMapping[str, str] = os.environ) -> bool:
     """Completes XLA_FLAGS. Called when the job is known to have islands, before a backend exists.
-
-    Args:
-      make_folder: Makes the folder for XLA's tuned kernels, or returns None for no folder.
-      environ: The environment.
 
     Returns:
       Whether processes with equal GPUs share programs: not if the user controls tuning.
@@ -65,15 +60,14 @@ def prepare(
     """
     compat.refuse_shared_programs()
     given = compiler_settings.xla_flags_text(environ)
-    more: dict[str, str] = {}
-    is_users = tuning.is_users(compiler_settings.parse_flags(given))
-    if not is_users:
-        programs.disable_tuning_folder_of_jax()
-        if (folder := make_folder()) is not None:
-            more[tuning.FOLDER_FLAG] = str(folder)
-    environ["XLA_FLAGS"] = complete(given, more)
+    environ["XLA_FLAGS"] = complete(given)
     _warn_of_allocator(environ)
-    return not is_users
+    return not is_tuning_the_users(compiler_settings.parse_flags(given))
+
+
+def is_tuning_the_users(flags: Mapping[str, str]) -> bool:
+    """Whether the user controls the tuning of kernels, by flags of XLA. Pure."""
+    return flags.get("xla_gpu_autotune_level") == "0" or any(name in flags for name in _TUNING)
 
 
 def give_queues_to_streams(platform: str, environ: MutableMapping[str, str] = os.environ) -> str:
@@ -127,8 +121,8 @@ def added(given: str, completed: str) -> str:
     )
 
 
-def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) -> str:
-    """The flags of `text`, with those that jaxhet needs and with `more`. Pure.
+def complete(text: str) -> str:
+    """The flags of `text`, with those that jaxhet needs. Pure.
 
     Raises:
       UsageError: one of them is refused.
@@ -141,7 +135,6 @@ def complete(text: str, more: Mapping[str, str] = types.MappingProxyType({})) ->
                 " several islands"
             )
     missing = [_flag(name, value) for name, value in _NEEDED.items() if name not in given]
-    missing += [f"--{name}={value}" for name, value in more.items() if name not in given]
     return " ".join([text, *missing]).strip()
 
 

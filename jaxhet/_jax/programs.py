@@ -407,18 +407,6 @@ def own_launches(number: int) -> None:
     _jax.PjitFunctionCache.clear_all()
 
 
-def disable_tuning_folder_of_jax() -> None:
-    """Stops JAX from setting XLA's folder for tuned kernels; a folder in XLA's flags still counts.
-
-    With a persistent cache, JAX gives all processes one folder, and process 0 writes to it. The
-    folder lies in the cache, or in the working directory if the cache's name is "".
-    """
-    caches = jax.config.values["jax_persistent_cache_enable_xla_caches"] or ""
-    names = ["xla_gpu_kernel_cache_file"] if caches == "all" else caches.split(",")
-    kept = [name for name in names if name != "xla_gpu_per_fusion_autotune_cache_dir"]
-    jax.config.update("jax_persistent_cache_enable_xla_caches", ",".join(kept) or "none")
-
-
 def _frontend_attributes(module: Any) -> Mapping[str, Any]:
     """The frontend attributes of an MLIR module, by name."""
     attributes = module.operation.attributes

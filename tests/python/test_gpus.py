@@ -183,27 +183,26 @@ def test_flags_are_known_to_xla() -> None:
 
 def test_flags_are_put_into_the_environment_also_those_of_a_file(tmp_path: pathlib.Path) -> None:
     environ: dict[str, str] = {}
-    assert gpu_settings.prepare(lambda: tmp_path, environ)
-    more = {"xla_gpu_per_fusion_autotune_cache_dir": str(tmp_path)}
-    assert environ == {"XLA_FLAGS": gpu_settings.complete("", more)}
+    assert gpu_settings.prepare(environ)
+    assert environ == {"XLA_FLAGS": gpu_settings.complete("")}
     (tmp_path / "flags").write_text("--xla_dump_to=x\n")
     environ["XLA_FLAGS"] = str(tmp_path / "flags")
-    gpu_settings.prepare(lambda: tmp_path, environ)
+    gpu_settings.prepare(environ)
     assert environ["XLA_FLAGS"].split()[0] == "--xla_dump_to=x"
     assert "--xla_gpu_shard_autotuning=false" in environ["XLA_FLAGS"]
 
 
 def test_programs_are_not_shared_where_the_user_controls_tuning() -> None:
     environ = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
-    assert not gpu_settings.prepare(lambda: pytest.fail("no folder is needed"), environ)
-    assert gpu_settings.prepare(lambda: None, {})
+    assert not gpu_settings.prepare(environ)
+    assert gpu_settings.prepare({})
 
 
 @pytest.mark.parametrize("allocator", ["cuda_async", "platform"])
 def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> None:
     with pytest.warns(UserWarning, match=f"ALLOCATOR={allocator} gives memory that can't be"):
-        gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
-    gpu_settings.prepare(pathlib.Path, {"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
+        gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
+    gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
 
 
 _QUEUES = pytest.mark.parametrize(
@@ -233,6 +232,6 @@ def test_shared_programs_are_refused() -> None:
     jax.config.update("jax_share_binary_between_hosts", True)
     try:
         with pytest.raises(UsageError, match=words):
-            gpu_settings.prepare(pathlib.Path, {})
+            gpu_settings.prepare({})
     finally:
         jax.config.update("jax_share_binary_between_hosts", False)

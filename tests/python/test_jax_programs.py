@@ -281,25 +281,6 @@ def test_key_of_a_program_is_that_of_its_module_and_options() -> None:
     assert _key_of(lambda x: x + 1, xla_gpu_enable_latency_hiding_scheduler=True) != key
 
 
-@pytest.mark.parametrize("cache", ["", "gs://bucket/cache"])
-def test_processes_share_no_folder_of_tuned_kernels(cache: str) -> None:
-    given = jax.config.values["jax_persistent_cache_enable_xla_caches"]
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "all")
-    folders = []
-    try:
-        for _ in range(2):
-            options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
-            debug = options.executable_build_options.debug_options
-            folders.append(debug.xla_gpu_per_fusion_autotune_cache_dir)
-            programs.disable_tuning_folder_of_jax()
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
-        jax.config.update("jax_persistent_cache_enable_xla_caches", given)
-    folder = "xla_gpu_per_fusion_autotune_cache_dir"
-    assert folders == [f"{cache}/{folder}".lstrip("/"), ""]
-
-
 def test_sharding_of_xla_is_told_by_its_tiles_and_devices() -> None:
     device = jax.devices()[0]
     abstract = jax.sharding.AbstractMesh((2,), ("x",))

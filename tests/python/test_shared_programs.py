@@ -1,14 +1,13 @@
 """Executables travel from the first process of a tuning class to those that ask for them."""
 
 import functools
-import pathlib
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from jaxhet._gpu import gpu_settings, shared_programs, tuning
+from jaxhet._gpu import gpu_settings, shared_programs
 from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
 from tests.support.store import Store
 
@@ -182,14 +181,6 @@ def test_program_is_shared_by_those_of_the_class_that_run_it() -> None:
 # --- settings ---
 
 
-def test_folder_is_beside_the_compilation_cache(tmp_path: pathlib.Path) -> None:
-    folder = tuning.folder(3, str(tmp_path))
-    assert folder == tmp_path / "jaxhet_autotune" / "process3"
-    assert (tmp_path / "jaxhet_autotune" / "process3").is_dir()
-    assert tuning.folder(3, None) is None
-    assert tuning.folder(3, "gs://bucket") is None
-
-
 @pytest.mark.parametrize(
     ("flags", "is_users"),
     [
@@ -201,12 +192,11 @@ def test_folder_is_beside_the_compilation_cache(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_flags_of_the_user_win(flags: dict[str, str], is_users: bool) -> None:
-    assert tuning.is_users(flags) is is_users
+    assert gpu_settings.is_tuning_the_users(flags) is is_users
 
 
-def test_tuning_is_on_and_the_log_says_what_was_added(tmp_path: pathlib.Path) -> None:
-    completed = gpu_settings.complete("--a=1", {tuning.FOLDER_FLAG: str(tmp_path)})
+def test_tuning_is_on_and_the_log_says_what_was_added() -> None:
+    completed = gpu_settings.complete("--a=1")
     assert "xla_gpu_autotune_level" not in completed
     line = gpu_settings.added("--a=1", completed)
     assert line.startswith("added to XLA_FLAGS: --xla_gpu_shard_autotuning=false")
-    assert f"--xla_gpu_per_fusion_autotune_cache_dir={tmp_path}" in line
