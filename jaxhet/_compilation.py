@@ -286,8 +286,7 @@ class Compilation:
         islands = {rank.island for rank in self._ranks if rank.device_id in device_ids}
         if islands <= {self._island.index}:
             return repr((self._versions, self._cache_writer))  # the passes leave it alone
-        job = dataclasses.replace(self._job, process=self._cache_writer)
-        return repr((self._versions, job, self._options(), device_ids))
+        return repr((self._versions, self._cache_writer, self._job, self._options(), device_ids))
 
     def accept_cached(self, module: bytes) -> bool:
         """Registers the plan of a program that JAX's cache holds, before the program can start.
@@ -407,7 +406,6 @@ class Compilation:
             device_ids=tuple(rank.device_id for rank in self._ranks),
             islands=tuple(rank.island for rank in self._ranks),
             platform=self._island.platform,
-            process=self._process,
             session=self.engine.session if self.engine else 0,
             has_one_platform=len({island.platform for island in self._islands}) == 1,
         )

@@ -20,7 +20,6 @@ class Job:
       device_ids: Rank to global device id, increasing.
       islands: Rank to index of its island.
       platform: Platform that modules are compiled for; selects the form of the exchanges.
-      process: Index of this process.
       session: Key of the live engine; the exchange calls carry it.
       has_one_platform: Whether all islands have this platform. One compiler then writes all
         modules, and what it makes of an operation may tell two collectives apart.
@@ -29,7 +28,6 @@ class Job:
     device_ids: tuple[int, ...]
     islands: tuple[int, ...]
     platform: str = "cpu"
-    process: int = 0
     session: int = 0
     has_one_platform: bool = False
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo, loops, values
@@ -69,19 +69,14 @@ class Dataflow:
 
     @functools.cached_property
     def inputs(self) -> Mapping[int, int]:
-        """Instruction id to the set, as bits, of the computation's inputs that it depends on."""
-        return self._inputs(lambda i: i)
+        """Instruction id to the set, as bits, of the computation's inputs that it depends on.
 
-    @functools.cached_property
-    def inputs_behind_barriers(self) -> Mapping[int, int]:
-        """Like `inputs`, without those that only share a barrier of `jax.checkpoint`."""
-        return self._inputs(functools.partial(loops.behind_barrier, self._computation))
-
-    def _inputs(self, source_of: Callable[[hlo.Instruction], hlo.Instruction]) -> Mapping[int, int]:
+        Inputs that only share a barrier of `jax.checkpoint` are not in it.
+        """
         inputs: dict[int, int] = {}
         for i in self._computation.instructions:
             operands = self._computation.operands(i)
-            if (source := source_of(i)) is not i:
+            if (source := loops.behind_barrier(self._computation, i)) is not i:
                 inputs[i.id] = inputs[source.id]
             elif i.opcode == "parameter":
                 inputs[i.id] = 0 if i.shape.tuple_shapes else 1 << i.parameter_number
@@ -249,14 +244,14 @@ def tell_apart(
 ) -> tuple[str, ...]:
     """For each node, a text that differs between nodes that look alike; "" for a single node.
 
-    First, which of them waits for which. Then, the equations of loops and branches, and which
-    results of one operation they take. Else the inputs and outputs of the computation that they are
-    connected with, and the equations next to them; then the inputs again, seen through the barriers
-    of `jax.checkpoint`. A compiler that simplifies removes connections and adds none, so that it
-    can't give one node the connections of another and vice versa; where two compilers see different
-    ones, the marks and so the plans differ. Where one compiler writes all modules, the last resort
-    is the instructions that compute the operand. Nodes that take the same array give the same
-    result, and need no mark: XLA's partitioner gathers some arrays twice.
+    The text tells which node waits for which. If that is not enough, it has the equation of the
+    loop or branch, or the element of a result that the node takes. Otherwise it has the inputs and
+    outputs of the computation that the node is connected with, and the equations next to it. A
+    compiler that simplifies removes connections and adds none. So it can't exchange the connections
+    of two nodes. If two compilers see different connections, the marks differ, and so do the plans.
+    If one compiler writes all modules, the last resort is the instructions that compute the
+    operand. Nodes that take the same array give the same result and need no mark: XLA's partitioner
+    gathers some arrays twice.
 
     Raises:
       UsageError: Two of them can't be told apart: their data could be swapped.
@@ -277,13 +272,11 @@ def tell_apart(
         f"{count} {_surroundings(computation, node, flow)}"
         for count, node in zip(counts, nodes, strict=True)
     ]
-    more: list[Callable[[int], str]] = [lambda x: f"{flow.inputs_behind_barriers[x]:x}"]
-    if flow.has_one_compiler:
-        more.append(lambda x: flow.code[x].hex())
-    for describe in more:
-        if _alike(nodes, texts, computation, flow):
-            described = (describe(node.operand.id) for node in nodes)
-            texts = [" ".join(both) for both in zip(texts, described, strict=True)]
+    if flow.has_one_compiler and _alike(nodes, texts, computation, flow):
+        texts = [
+            f"{text} {flow.code[node.operand.id].hex()}"
+            for text, node in zip(texts, nodes, strict=True)
+        ]
     if alike := _alike(nodes, texts, computation, flow):
         raise UsageError(_message(computation.module, *alike))
     return tuple(f"#{_digest(text)}" for text in texts)

@@ -26,7 +26,7 @@ sum {
 def job(*islands: int, platform: str = "cpu") -> Job:
     """Rank r has device 10 * r, so that device ids, logical ids and ranks differ."""
     device_ids = tuple(10 * rank for rank in range(len(islands)))
-    return Job(device_ids, islands, platform, process=0, session=7)  # type: ignore[arg-type]
+    return Job(device_ids, islands, platform, session=7)  # type: ignore[arg-type]
 
 
 def parsed(text: str) -> bytes:

@@ -87,7 +87,7 @@ class World:
 
     def _job(self) -> Job:
         ids = tuple(d.id for d in jax.devices())
-        return Job(ids, self.islands or (), "cpu", 0, self.engine.session)
+        return Job(ids, self.islands or (), "cpu", self.engine.session)
 
     def _pre(self, module: bytes) -> bytes | None:
         if not self.islands:
