@@ -47,7 +47,7 @@ class Column:
     form: str
 
     def value(self, row: Row) -> float:
-        """The row's, in the column's unit."""
+        """Value of a row, in the column's unit."""
         return getattr(row, self.field) * self.factor
 
 

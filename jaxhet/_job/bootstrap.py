@@ -29,7 +29,7 @@ _FIRST_DEVICE_SOCKET = 1000
 # opened after the start exist.
 _DEVICE_SOCKETS_READY = _FIRST_DEVICE_SOCKET - 1
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
-_DEATH_KNOWN_WITHIN_S = 2.0  # by the coordinator
+_DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
 _RETRY_S = 0.1
 # One data socket for each 13 ms of the round trip, as 1 Gbit/s has 1.6 MB under way then: the usual
 # limit for the send buffer of a socket (tcp_wmem, 4 MB) allows about 2 MB.
@@ -76,11 +76,11 @@ def connect_peers(
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
       is_patient: Whether peers may compile, so that a handshake may take longer than its limit. The
-        end that connects tries again; the other waits for the first word, which says that no
+        end that connects tries again; the other waits for the first byte, which says that no
         connection will be replaced.
 
     Raises:
-      TransportError: a peer could not be reached, or did not come, within `timeout_s`.
+      TransportError: a peer could not be reached, or did not connect, within `timeout_s`.
     """
     peers = [info for info in members if info.process != listener.process]
     wanted = [_Wanted(info, 0, None) for info in peers]
@@ -168,7 +168,7 @@ def connect_device_channels(
       is_patient: Whether peers may compile, as in `connect_peers`. All pairs are of one peer then.
 
     Raises:
-      TransportError: a peer could not be reached, or did not come, within `timeout_s`.
+      TransportError: a peer could not be reached, or did not connect, within `timeout_s`.
     """
     of_pairs = {pair: sockets.wanted(listener, pair) for pair in sockets.pairs}
     wanted = [way for _, ways in of_pairs.values() for way in ways]
@@ -270,7 +270,7 @@ def _connect_pair(
     except (OSError, JaxhetError) as error:
         if sock is not None:
             sock.close()
-        if own in left:  # another thread has said so
+        if own in left:  # another thread has logged it
             return None
         left.add(own)
         LOGGER.warning(

@@ -6,12 +6,11 @@ one authenticated connection to every process of the job:
 
     process → coordinator  {"process_info": ProcessInfo, "request": …}
                                                 once, with its request for a certificate
-    coordinator → process  {"error": Failure}   the process, or the job, is refused
+    coordinator → process  {"error": Failure}   the process or the job is refused, or a process
+                                                exited without goodbye
                            {"members": [ProcessInfo], "process": i, "job": id,
                             "service": "host:port", "certificate": …}
                                                 all processes have joined and agree
-                           {"event": {"kind": "gone", "process": i, "text": …}}
-                                                process i exited without goodbye
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
     coordinator → process  {"clock": [number, microseconds]}
     process → coordinator  {"need": [process]}  a program of this process exchanges with these
@@ -36,10 +35,10 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxhet import _errors
-from jaxhet._errors import JaxhetError, TransportError, UsageError
+from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import announced as _announced
 from jaxhet._job import clock
@@ -97,7 +96,7 @@ class Coordinator:
         self._left: set[int] = set()
         self._leaving: set[int] = set()
         self._closed: set[int] = set()  # processes without a connection any more
-        self._events: list[dict[str, Any]] = []
+        self._gone_errors: list[PeerError] = []
         self._error: JaxhetError | None = None
         self._complete = False
         self._stop = False
@@ -125,9 +124,8 @@ class Coordinator:
         with self._lock:
             while not self._stop and self._has_work():
                 self._lock.wait(0.5)
-            if (
-                self._error
-            ):  # late processes must hear the error; the others must end before the service
+            # Late processes must hear the error; the others must end before the service.
+            if self._error:
                 self._lock.wait_for(
                     lambda: len(self._closed) == self._num_processes, timeout=_LINGER_S
                 )
@@ -138,7 +136,7 @@ class Coordinator:
     def failure(self) -> str:
         """Why the job was refused, or which process left first without a goodbye; or ""."""
         with self._lock:
-            return str(self._error or next((event["text"] for event in self._events), ""))
+            return str(self._error or next(iter(self._gone_errors), ""))
 
     def _has_work(self) -> bool:
         """Whether processes have joined, or may still join."""
@@ -185,8 +183,8 @@ class Coordinator:
         request = message["request"].encode()
         return channel, ProcessInfo.from_json(message["process_info"]), request
 
-    def _serve_one(self, sock: socket.socket, come: tuple[Channel, ProcessInfo, bytes]) -> None:
-        channel, info, request = come
+    def _serve_one(self, sock: socket.socket, received: tuple[Channel, ProcessInfo, bytes]) -> None:
+        channel, info, request = received
         with sock:
             outbox = Outbox(sock, channel)
             try:
@@ -194,7 +192,7 @@ class Coordinator:
                 refusal = self._admit(info, request, outbox)
             except Exception as error:  # all processes are told of any error
                 refusal = error if isinstance(error, UsageError) else _not_understood(info, error)
-                if not self._complete:  # nor does a stray process end a job that runs
+                if not self._complete:  # a stray process does not end a running job
                     self._fail(refusal)
             if refusal:
                 outbox.send({"error": _errors.to_json(refusal)})
@@ -227,8 +225,8 @@ class Coordinator:
             self._requests[info.process] = request
             self._outboxes[info.process] = outbox
             complete = len(self._infos) == self._num_processes
-            for event in self._events:
-                outbox.send({"event": event})
+            for error in self._gone_errors:
+                outbox.send({"error": _errors.to_json(error)})
             self._lock.notify_all()
         if problem:
             self._fail(UsageError(problem))
@@ -294,7 +292,7 @@ class Coordinator:
                     break
         except (TransportError, OSError) as error:
             self._gone(info.process, f"it ended without goodbye ({error})")
-        except Exception as error:  # whatever it was, everybody hears of it
+        except Exception as error:  # all processes are told of any error
             self._gone(info.process, f"the coordinator does not understand it ({error!r})")
         with self._lock:
             self._left.add(info.process)
@@ -350,11 +348,11 @@ class Coordinator:
                 return
             self._left.add(process)
             name = f"process {process}" if info is None else str(info)
-            event = {"kind": "gone", "process": process, "text": f"{name} is gone: {text}"}
-            self._events.append(event)
+            error = PeerError(f"{name} is gone: {text}")
+            self._gone_errors.append(error)
             for i, outbox in self._outboxes.items():
                 if i != process:
-                    outbox.send({"event": event})
+                    outbox.send({"error": _errors.to_json(error)})
             self._lock.notify_all()
 
 

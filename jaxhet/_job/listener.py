@@ -284,7 +284,7 @@ def _has_words(sock: socket.socket) -> bool:
     """Whether bytes have arrived."""
     try:
         return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:  # none, or it was reset
+    except OSError:  # nothing has arrived, or the connection was reset
         return False
 
 
@@ -294,7 +294,7 @@ def _has_ended(sock: socket.socket) -> bool:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # it was reset
+    except OSError:  # the connection was reset
         return True
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxhet import _errors
-from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._errors import JaxhetError, TransportError, UsageError
 from jaxhet._job import clock
 from jaxhet._job.place import UNASSIGNED
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
@@ -45,7 +45,7 @@ class Membership:
         self._on_loss: Callable[[], None] = lambda: None
         self._left = threading.Event()
         self._unanswered = 0  # questions since the coordinator's last message
-        self._needed_by: list[int] = []  # unheard
+        self._needed_by: list[int] = []  # not passed on yet
         self._on_need: Callable[[int], None] = self._needed_by.append
         self._on_absent: Callable[[int], None] = lambda process: None
         self._all_leave = threading.Event()
@@ -205,7 +205,7 @@ class Membership:
                 self._hear(self._channel.receive())
         except (TransportError, OSError) as error:
             self._lose(f"is gone ({error})")
-        except Exception as error:  # this thread must not end without a word
+        except Exception as error:  # this thread must not end without an error
             self._set(TransportError(_not_understood(error)))
 
     def _ask(self, period_s: float) -> None:
@@ -245,9 +245,7 @@ class Membership:
 
     def _hear(self, message: dict[str, Any]) -> None:
         self._unanswered = 0
-        if "event" in message:
-            self._set(PeerError(message["event"]["text"]))
-        elif "error" in message:
+        if "error" in message:
             self._set(_errors.from_json(message["error"]))
         elif "clock" in message:
             self.clock.hear(*message["clock"])

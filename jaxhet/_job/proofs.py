@@ -92,7 +92,7 @@ class Qualification:
 
     Attributes:
       schema: `SCHEMA`; changes when a field is removed or gets another meaning.
-      ok: Every pair has a proven transport, and none failed.
+      ok: Whether every pair has a proven transport, and none failed.
       versions: Versions of jax, jaxlib and jaxhet, the same everywhere.
       written: Time by the clock of process 0, such as 2026-07-31 09:30 UTC.
       pairs: All pairs of processes.

@@ -44,10 +44,10 @@ def share(
       base: The process's environment.
       wanted: Devices of each of these processes; None: an equal share of the GPUs, or as many CPU
         devices as the program says.
-      index: Which of them.
+      index: Index of the process among them.
 
     Returns:
-      As `devices` and `gpus` of `complete`.
+      The arguments `devices` and `gpus` of `complete`.
 
     Raises:
       UsageError: The host has too few GPUs.

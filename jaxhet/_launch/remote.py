@@ -39,7 +39,7 @@ class Order:
       env: The user's variables; they win over this host's variables.
       assigned: The launcher's variables, the job secret among them.
       wanted: Devices of each of the job's processes on this host, as `environ.share` has them.
-      index: Which of these processes this one is.
+      index: Index of this process among them.
     """
 
     command: list[str]

@@ -35,7 +35,11 @@ def _secret_of_file(name: str | None) -> str:
     if not name:
         return ""
     try:
-        mode = check_is_file(name, f"JAXHET_JOB_SECRET_FILE {name}")
+        mode = os.stat(name).st_mode
+        if not stat.S_ISREG(mode):  # a read may never end
+            raise UsageError(
+                f"JAXHET_JOB_SECRET_FILE {name} is not a regular file, which all processes can read"
+            )
         text = pathlib.Path(name).read_text().strip()
     except OSError as error:
         raise UsageError(
@@ -53,21 +57,3 @@ def _secret_of_file(name: str | None) -> str:
             f" {stat.S_IMODE(mode):04o}): run `chmod 600` on it"
         )
     return text
-
-
-def check_is_file(name: str, what: str) -> int:
-    """Checks that a file is a regular one, since a read of another one may never end.
-
-    Returns:
-      The file's mode, as `os.stat` returns it.
-
-    Raises:
-      UsageError: it is a pipe, a device, a folder or a socket; `what` names it.
-      OSError: there is no such file.
-    """
-    mode = os.stat(name).st_mode
-    if stat.S_ISREG(mode):
-        return mode
-    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket"}
-    kind = kinds.get(stat.S_IFMT(mode), "a device")
-    raise UsageError(f"{what} is {kind}; it must be a regular file, which all processes can read")

@@ -52,7 +52,7 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self._ends[-1] if self._ends else 0
 
     @property

@@ -213,7 +213,7 @@ class Options:
 
     @property
     def decay_steps(self) -> int:
-        """Where the cosine ends; 0: there is none."""
+        """Step at which the cosine ends; 0: no cosine."""
         return (self.cosine_steps or self.steps) if self.schedule == "cosine" else 0
 
     def save(self, folder: Path) -> None:

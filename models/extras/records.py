@@ -72,7 +72,7 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Replicas:
-    """How the pieces of a run's parameters compare.
+    """Comparison of the pieces of a run's parameters.
 
     A piece is identified by a step, a parameter and an index. `compared` counts pieces with more
     than one copy, `fewest` is the smallest number of copies of such a piece, and `differences`

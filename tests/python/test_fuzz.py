@@ -171,7 +171,7 @@ def test_damaged_answers_of_the_coordinator_are_refused(monkeypatch: pytest.Monk
     members = [process_info_of(1), process_info_of(0)]
     good = {"members": members, **_PLACE, "certificate": certificate}
     seeds = [good, {**good, "members": members[:1]}, {"error": ["UsageError", "no"]}]
-    seeds += [{"event": {"text": "gone", "kind": "gone"}}, {"clock": [1, 2.5]}]
+    seeds += [{"clock": [1, 2.5]}]
     monkeypatch.setattr(identity, "process_credentials", lambda *given: given)
     monkeypatch.setattr(_membership, "_new_identity", lambda: identity)
     for message in inputs(seeds, damage_json):
@@ -185,11 +185,7 @@ def test_damaged_answers_of_the_coordinator_are_refused(monkeypatch: pytest.Monk
 
 
 def test_damaged_news_of_the_coordinator_are_heard() -> None:
-    seeds = [
-        {"event": {"kind": "gone", "process": 1, "text": "process 1 is gone"}},
-        {"error": ["PeerError", "smoke"]},
-        {"clock": [1, 2.5]},
-    ]
+    seeds = [{"error": ["PeerError", "process 1 is gone"]}, {"clock": [1, 2.5]}]
     for message in inputs(seeds, damage_json):
         with said(message) as (sock, channel):
             membership = _membership.Membership(sock, channel)

@@ -40,8 +40,8 @@ def test_secret_file_of_a_user_or_a_group_is_read(mode: int, tmp_path: pathlib.P
 
 def test_secret_that_is_no_regular_file_is_refused_at_once(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
-    for name, kind in ((tmp_path / "fifo", "pipe"), (tmp_path, "folder"), ("/dev/zero", "device")):
-        with pytest.raises(UsageError, match=f"FILE {name} is a {kind}; it must be a regular file"):
+    for name in (tmp_path / "fifo", tmp_path, "/dev/zero"):
+        with pytest.raises(UsageError, match=f"FILE {name} is not a regular file, which all"):
             read_secret(_config.resolve({"job_secret_file": str(name)}, {}))
 
 
