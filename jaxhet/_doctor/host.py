@@ -15,28 +15,25 @@ KERNEL_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
 def read_host(root: pathlib.Path) -> Host:
     """The kernel of the machine whose files are below `root`."""
     kernel = read(root, "proc/sys/kernel/osrelease")
-    config_file, options = _kernel_options(root, kernel)
     return Host(
         kernel=kernel,
-        kernel_options=options,
-        kernel_config=config_file,
+        kernel_options=_kernel_options(root, kernel),
         memlock_bytes=_memlock(read(root, "proc/self/limits")),
         shm_bytes=_shm(root),
     )
 
 
-def _kernel_options(root: pathlib.Path, kernel: str) -> tuple[str, dict[str, str | None]]:
-    """The file that lists the kernel's options, and the values of KERNEL_OPTIONS."""
-    path = f"boot/config-{kernel}"
-    text = read(root, path)
+def _kernel_options(root: pathlib.Path, kernel: str) -> dict[str, str | None]:
+    """The values of KERNEL_OPTIONS; None where no file lists the kernel's options."""
+    text = read(root, f"boot/config-{kernel}")
     if not text:
-        path = "proc/config.gz"
         try:
-            text = gzip.decompress((root / path).read_bytes()).decode(errors="replace")
+            packed = (root / "proc/config.gz").read_bytes()
+            text = gzip.decompress(packed).decode(errors="replace")
         except (OSError, EOFError):
-            return "", dict.fromkeys(KERNEL_OPTIONS)
+            return dict.fromkeys(KERNEL_OPTIONS)
     found = dict(re.findall(r"^(CONFIG_\w+)=(\S+)", text, re.MULTILINE))
-    return f"/{path}", {name: found.get(name, "n") for name in KERNEL_OPTIONS}
+    return {name: found.get(name, "n") for name in KERNEL_OPTIONS}
 
 
 def _memlock(limits: str) -> int | None:

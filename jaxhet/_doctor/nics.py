@@ -61,7 +61,7 @@ def read_nics(root: pathlib.Path, choice: Choice) -> tuple[Nic, ...]:
 
 def _nic(root: pathlib.Path, name: str, choice: Choice) -> Nic:
     folder = f"{_CLASS}/{name}"
-    device_file, problem = _device_file(root, name)
+    problem = _problem_of_file(root, name)
     if _word(read(root, f"{folder}/node_type")) == "RNIC":
         problem = "it is an iWARP NIC; jaxhet uses InfiniBand and RoCE"
     return Nic(
@@ -70,7 +70,6 @@ def _nic(root: pathlib.Path, name: str, choice: Choice) -> Nic:
         numa_node=number(read(root, f"{folder}/device/numa_node"), -1),
         model=read(root, f"{folder}/board_id") or read(root, f"{folder}/node_desc"),
         firmware=read(root, f"{folder}/fw_ver"),
-        device_file=device_file,
         problem=problem or choice.problem_of(name),
         ports=tuple(
             _port(root, f"{folder}/ports/{port}", int(port), choice.of(name, int(port)))
@@ -79,17 +78,18 @@ def _nic(root: pathlib.Path, name: str, choice: Choice) -> Nic:
     )
 
 
-def _device_file(root: pathlib.Path, name: str) -> tuple[str, str]:
+def _problem_of_file(root: pathlib.Path, name: str) -> str:
+    """Why this process can't open the file of a NIC, or ""."""
     verbs = "sys/class/infiniband_verbs"
     found = [f for f in names(root, verbs) if read(root, f"{verbs}/{f}/ibdev") == name]
     if not found:
-        return "", "the kernel offers it to no program: load its module ib_uverbs"
+        return "the kernel offers it to no program: load its module ib_uverbs"
     path = f"dev/infiniband/{found[0]}"
     if not (root / path).exists():
-        return f"/{path}", f"/{path} is not here; a container needs --device=/dev/infiniband"
+        return f"/{path} is not here; a container needs --device=/dev/infiniband"
     if not os.access(root / path, os.R_OK | os.W_OK):
-        return f"/{path}", f"this user may not open /{path}"
-    return f"/{path}", ""
+        return f"this user may not open /{path}"
+    return ""
 
 
 def _port(root: pathlib.Path, folder: str, port: int, chosen: Mapping[str, Any]) -> Port:
@@ -110,14 +110,11 @@ def _port(root: pathlib.Path, folder: str, port: int, chosen: Mapping[str, Any])
 def _gids(root: pathlib.Path, port: str) -> Iterator[Gid]:
     for index in names(root, f"{port}/gids"):
         if address := gid_address(read(root, f"{port}/gids/{index}")):
-            netdev = read(root, f"{port}/gid_attrs/ndevs/{index}")
-            state = read(root, f"sys/class/net/{netdev}/operstate") if netdev else ""
             yield Gid(
                 index=int(index),
                 address=address,
                 type=read(root, f"{port}/gid_attrs/types/{index}"),
-                netdev=netdev,
-                netdev_up=state in ("up", "unknown"),  # unknown: the driver does not look
+                netdev=read(root, f"{port}/gid_attrs/ndevs/{index}"),
             )
 
 

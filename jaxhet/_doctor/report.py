@@ -7,7 +7,7 @@ None. `SCHEMA` changes when a field is removed or gets another meaning, not when
 import dataclasses
 from typing import Literal
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +132,12 @@ class Gid:
       address: An IPv6 address; `::ffff:10.0.0.1` stands for an IPv4 one.
       type: "IB/RoCE v1" or "RoCE v2".
       netdev: The network device that it belongs to; "" if that is in another namespace.
-      netdev_up: Whether the network device is up.
     """
 
     index: int
     address: str
     type: str
     netdev: str
-    netdev_up: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +145,12 @@ class Port:
     """A port of a NIC.
 
     Attributes:
-      number: From 1 on.
+      number: Number of the port, from 1 on.
       state: "ACTIVE" when it can be used.
       physical_state: For example "LinkUp".
       link_layer: "InfiniBand" or "Ethernet" (which is RoCE).
       rate: For example "400 Gb/sec (4X NDR)".
-      active_mtu: In bytes; None: not known without libibverbs.
+      active_mtu: MTU in bytes; None: not known without libibverbs.
       gids: Addresses of the port.
       gid_index: Index of the GID that a job uses; None: no GID, or not known without libibverbs.
       gid_reason: Why this GID, or why InfiniBand needs none; "" if there is no GID.
@@ -178,10 +176,9 @@ class Nic:
     Attributes:
       name: For example "mlx5_0".
       pci: PCI address of the NIC; "" for one in software.
-      numa_node: -1 if the kernel knows none.
+      numa_node: NUMA node; -1: the kernel knows none.
       model: Model, in the words of the NIC.
       firmware: Version of the firmware.
-      device_file: File below /dev/infiniband that programs open.
       problem: Why this process can't use it, or "".
       ports: Ports of the NIC.
     """
@@ -191,7 +188,6 @@ class Nic:
     numa_node: int
     model: str
     firmware: str
-    device_file: str
     problem: str
     ports: tuple[Port, ...]
 
@@ -202,16 +198,14 @@ class Host:
 
     Attributes:
       kernel: Release of the kernel.
-      kernel_options: Options that device memory needs to reach a NIC: "y", "m" or "n"; None if
-        `kernel_config` is "".
-      kernel_config: File that lists the options; "" if there is none.
-      memlock_bytes: How much memory this process may lock, which RDMA needs; None: any amount.
-      shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: it is not there.
+      kernel_options: Options that device memory needs to reach a NIC: "y", "m" or "n"; None: not
+        known, because no file lists them.
+      memlock_bytes: Memory that this process may lock, which RDMA needs; None: any amount.
+      shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: no such folder.
     """
 
     kernel: str
     kernel_options: dict[str, str | None]
-    kernel_config: str
     memlock_bytes: int | None
     shm_bytes: int | None
 
@@ -222,11 +216,11 @@ class Report:
 
     Attributes:
       schema: `SCHEMA`.
-      ok: There is no finding that is an error.
-      findings: Errors first.
+      ok: Whether no finding is an error.
+      findings: Problems, errors first.
       software: Versions.
-      vendors: In the order in which they are tried.
-      nics: By name.
+      vendors: Vendors of GPUs, in the order in which they are tried.
+      nics: RDMA NICs, sorted by name.
       host: The kernel and its limits.
     """
 

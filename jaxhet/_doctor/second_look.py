@@ -25,9 +25,9 @@ class SeenPort:
     """A port of a NIC.
 
     Attributes:
-      is_active: Whether it can be used.
-      active_mtu: In bytes.
-      gids: Index and address of the entries of its table that are not empty.
+      is_active: Whether the port can be used.
+      active_mtu: MTU in bytes.
+      gids: Index and address of each entry of its table that is not empty.
     """
 
     is_active: bool

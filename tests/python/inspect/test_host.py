@@ -13,7 +13,7 @@ from tests.python.inspect.trees import LIMITS, Tree
 
 def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
     host = read_host(tmp_path)
-    assert (host.kernel, host.kernel_config) == ("", "")
+    assert host.kernel == ""
     assert set(host.kernel_options.values()) == {None}
     assert (host.memlock_bytes, host.shm_bytes) == (None, None)
 
@@ -26,7 +26,6 @@ def test_kernel_options_come_from_boot(tmp_path: pathlib.Path):
         "CONFIG_DMABUF_MOVE_NOTIFY=y\n# CONFIG_PCI_P2PDMA is not set\nCONFIG_X=y",
     )
     host = read_host(tmp_path)
-    assert host.kernel_config == "/boot/config-6.8.0-45-generic"
     assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "y", "CONFIG_PCI_P2PDMA": "n"}
 
 
@@ -34,7 +33,6 @@ def test_kernel_options_come_from_proc_where_boot_has_none(tmp_path: pathlib.Pat
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_PCI_P2PDMA=y\n"))
     host = read_host(tmp_path)
-    assert host.kernel_config == "/proc/config.gz"
     assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "n", "CONFIG_PCI_P2PDMA": "y"}
 
 

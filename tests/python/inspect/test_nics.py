@@ -22,7 +22,6 @@ def test_infiniband_needs_no_gid(tmp_path: pathlib.Path):
     (port,) = nic.ports
     assert (nic.name, nic.pci, nic.numa_node) == ("mlx5_0", "0000:01:00.0", 0)
     assert (nic.model, nic.firmware, nic.problem) == ("MT_0000000838", "28.39.2048", "")
-    assert nic.device_file == "/dev/infiniband/uverbs0"
     assert (port.number, port.state, port.physical_state) == (1, "ACTIVE", "LinkUp")
     assert (port.link_layer, port.rate) == ("InfiniBand", "400 Gb/sec (4X NDR)")
     assert (port.gid_index, port.gid_reason, port.problem) == (None, "InfiniBand, by LID 7", "")
@@ -35,7 +34,7 @@ def test_roce_shows_all_gids_and_the_transports_choice(tmp_path: pathlib.Path):
     (nic,) = read_nics(tmp_path, chosen("mlx5_0"))
     (port,) = nic.ports
     assert [gid.index for gid in port.gids] == [0, 1, 2, 3, 4, 5]
-    assert port.gids[5] == Gid(5, "::ffff:10.1.0.7", "RoCE v2", "ens1f0", True)
+    assert port.gids[5] == Gid(5, "::ffff:10.1.0.7", "RoCE v2", "ens1f0")
     assert (port.gid_index, port.gid_reason) == (5, "RoCE v2, IPv4, on ens1f0")
     assert (port.active_mtu, port.problem, nic.problem) == (4096, "", "")
 

@@ -96,7 +96,6 @@ class Tree:
         self.file("sys/class/infiniband_verbs/abi_version", 6)
         self.file("sys/class/infiniband_verbs/uverbs0/ibdev", "rxe0")
         self.file("dev/infiniband/uverbs0", "")
-        self.file("sys/class/net/dummy/operstate", "unknown")
         self.file("sys/class/net/dummy/mtu", 9000)
         port = self.port("rxe0", "Ethernet", rate="2.5 Gb/sec (1X SDR)")
         self.gid(port, 0, "fe80:0000:0000:0000:c8fe:87ff:fef5:845a", "RoCE v2", "dummy")
@@ -111,7 +110,6 @@ class Tree:
         """GIDs of a NIC with one IPv4 address: each address as RoCE v1 and as v2."""
         self.nic("mlx5_0")
         self.file("sys/class/net/ens1f0/mtu", 9000)
-        self.file("sys/class/net/ens1f0/operstate", "up")
         port = self.port("mlx5_0", "Ethernet")
         addresses = (
             "fe80:0000:0000:0000:ba3f:d2ff:fe11:2233",
