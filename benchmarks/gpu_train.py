@@ -70,7 +70,7 @@ class Row:
 
     @property
     def exposed_s(self) -> float | None:
-        """How much longer the step is than without the other island."""
+        """Difference of the step's time to the time without the other island."""
         return self.step_s - self.alone_s if self.alone_s else None
 
     @property

@@ -43,7 +43,7 @@ class _Passes:
         self.spans: dict[str, tuple[float, float]] = {}  # the last one of each stage
 
     def watch(self) -> None:
-        """From now on; before jaxhet registers its passes."""
+        """Begins to record; call it before jaxhet registers its passes."""
         register = xla.register_hlo_module_transformation
 
         def watched(hook: Callable[[bytes], bytes | None], **how: Any) -> None:

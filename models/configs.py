@@ -34,7 +34,7 @@ PIPELINES = ("gpipe", "1f1b")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How Llama 3.1 stretches rotary positions for longer texts than it was first trained on.
+    """Llama 3.1's stretching of rotary positions, for texts longer than it was first trained on.
 
     Frequencies of a wavelength above `original_positions / low_frequency_factor` are divided by
     `factor`, those below `original_positions / high_frequency_factor` stay, and those between are
@@ -73,7 +73,7 @@ class Config:
     again. The loss holds the logits of `loss_chunk` positions at a time (0: all).
 
     On a mesh with stages, `stages` is the number of layers of each (empty: all equal), and a batch
-    goes through them in `microbatches` parts; `pipeline`, a name in `PIPELINES`, is the order.
+    passes through them in `microbatches` parts; `pipeline`, a name in `PIPELINES`, is the order.
     """
 
     layers: int

@@ -98,7 +98,7 @@ class Batches:
         return jax.make_array_from_callback(shape, sharding, local)
 
     def passes(self, steps: int) -> float:
-        """How often `steps` steps read the corpus, on average."""
+        """Mean number of times that `steps` steps read each row of the corpus."""
         return steps * self.batch / self._num_rows
 
     def _order(self) -> npt.NDArray[np.int64]:
@@ -106,7 +106,7 @@ class Batches:
         return np.random.default_rng(self.permute).permutation(rows) if self.permute else rows
 
     def _begin(self, step: int, row: int) -> int:
-        """Where a row begins in the corpus."""
+        """Index of a row's first token in the corpus."""
         if self.order == "epochs":
             return int(self._epochs[step * self.batch + row]) * self.positions
         # Philox (Salmon et al., 2011) has no state: its output depends on key and counter only.
@@ -115,7 +115,7 @@ class Batches:
 
     @property
     def _num_rows(self) -> int:
-        """How many whole rows the corpus has."""
+        """Number of whole rows in the corpus."""
         return (self.corpus.size - 1) // self.positions
 
     @cached_property

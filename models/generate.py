@@ -37,7 +37,7 @@ PROGRAM = "python -m models.generate"
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen: the likeliest one if `temperature` is 0, at random otherwise.
+    """Choice of a token: the likeliest one if `temperature` is 0, at random otherwise.
 
     Logits are divided by `temperature`; the choice is among the fewest tokens that have together at
     least the probability `top_p` (arXiv:1904.09751).
@@ -235,7 +235,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _codec(folder: Path, is_tokens: bool) -> Codec:
-    """How the command line's texts are read and written."""
+    """Codec of the command line's texts."""
     if is_tokens:
         return Codec(_numbers, lambda tokens: ",".join(map(str, tokens)))
     found = find_tokenizer(folder)

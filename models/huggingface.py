@@ -81,10 +81,10 @@ class Tensors(contextlib.ExitStack):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a tensor becomes a part of a parameter, from `Weight.axes` and the parameter's shape.
+    """Conversion of a tensor to a part of a parameter, by `Weight.axes` and the parameter's shape.
 
-    `split` is the tensor's shape with axes in parentheses apart, `shape` the one in the file;
-    `order` says which axis of `split` each axis of the parameter is.
+    `shape` is the tensor's shape in the file, and `split` the same with axes in parentheses as
+    separate axes. `order` names the axis of `split` for each axis of the parameter.
     """
 
     shape: tuple[int, ...]

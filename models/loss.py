@@ -21,9 +21,9 @@ from models.sharding import SEQUENCE, constrain, free_axes, token_axes, token_sp
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """How logits are computed: `dtype` of the product, and how many positions (0: all) at a time.
+    """Computation of logits: `dtype` of the product, and number of positions at a time (0: all).
 
-    The loss takes them as float32, or float64 if they are.
+    The loss converts them to float32, except float64.
     """
 
     dtype: DTypeLike

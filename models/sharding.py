@@ -192,7 +192,7 @@ def token_axes(axes: Collection[str]) -> tuple[str, ...]:
 
 
 def token_spec(axes: Collection[str]) -> PartitionSpec:
-    """How the first two axes of [B, T, …] lie on `axes`."""
+    """Sharding of the first two axes of [B, T, …] over `axes`."""
     return _on_mesh(ACTIVATIONS["positions"], axes)
 
 

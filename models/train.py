@@ -40,9 +40,9 @@ FINAL_RATE = 0.1
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a step changes: finished steps (int32), parameters by name, optimizer state.
+    """State that a step changes: finished steps (int32), parameters by name, optimizer state.
 
-    The leaves are arrays, or what stands for them: shapes, shardings.
+    The leaves are arrays, or their shapes or shardings.
     """
 
     step: Any

@@ -55,7 +55,7 @@ def number(environ: Environ, name: str) -> int:
     """Value of a variable that must hold a number of at least 0.
 
     Raises:
-      UsageError: It does not.
+      UsageError: The value is not a number.
     """
     text = environ.get(name, "")
     if not text.isdecimal():

@@ -13,7 +13,7 @@ def collect(root: pathlib.Path = ROOT) -> Report:
     """The report on this machine.
 
     Args:
-      root: Where the machine's /sys, /proc, /dev and /boot are.
+      root: Folder with the machine's /sys, /proc, /dev and /boot.
 
     Raises:
       UsageError: an option in the environment is not valid.

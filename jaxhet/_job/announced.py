@@ -43,7 +43,7 @@ def process_id(expected: Sizes, island: str, index: int) -> int:
     """The process id of a process that knows its island and its index there.
 
     Raises:
-      UsageError: There is no such island, or it is smaller.
+      UsageError: There is no such island, or the index is not below its size.
     """
     if island not in expected:
         raise UsageError(

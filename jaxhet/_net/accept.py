@@ -71,7 +71,7 @@ class Acceptor[T]:
         while not self._closing:
             try:
                 sock, _ = self._server.accept()
-            except OSError:  # the end, or no descriptor is left (EMFILE), or the caller has gone
+            except OSError:  # closed, no descriptor is left (EMFILE), or the caller has hung up
                 if self._closing:
                     return
                 self._drop_oldest()

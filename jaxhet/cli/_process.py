@@ -22,7 +22,7 @@ _NAMED = re.compile(r"jaxhet\.PeerError: .*?\bprocess (\d+) \(")
 
 
 def ending(returncode: int) -> str:
-    """How a process ended, in words; `returncode` as `subprocess` has it: -n for signal n."""
+    """Words for the end of a process; `returncode` is -n for signal n, as in `subprocess`."""
     if returncode < 0:
         return f"killed by {signal.Signals(-returncode).name}"
     return f"exit code {returncode}"
@@ -85,7 +85,7 @@ class Process:
         return line
 
     def summary(self) -> str:
-        """How it ended and, after a failure, its last words."""
+        """The end of the process and, after a failure, its last words."""
         if self.returncode is None:
             return f"{self.label}: still running"
         how = ending(self.returncode)

@@ -50,7 +50,7 @@ class Weight:
 
     @property
     def numbers(self) -> int:
-        """How many numbers are in a tensor's name."""
+        """Count of numbers in a tensor's name."""
         return self.theirs.count("{")
 
 

@@ -21,7 +21,7 @@ Layer = Callable[[Any, jax.Array, Any], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class FirstRows:
-    """How many layers of a stack are computed.
+    """Number of computed layers of a stack.
 
     Attributes:
       counts: Numbers of layers, one of which applies.

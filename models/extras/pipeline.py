@@ -48,10 +48,10 @@ def parse_stages(text: str | None) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How many layers each stage has, and into how many microbatches a batch is divided.
+    """Number of layers of each stage, and number of microbatches of a batch.
 
-    `by_island` has the islands' names and the layers of their stages, if all stages of an island
-    have equally many: the number is a constant then, and XLA compiles no branch.
+    `by_island` maps names of islands to the layers of their stages, if all stages of an island have
+    the same number: it is a constant then, and XLA compiles no branch.
     """
 
     stages: tuple[int, ...]

@@ -25,7 +25,7 @@ _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Where and how often a run reports.
+    """Folder and frequency of a run's reports, and the figures that they need.
 
     Attributes:
       start: the first step; `steps` is the one after the last.
