@@ -296,7 +296,8 @@ TEST(UnitTest, FdsAreLeftInMailboxes) {
 }
 
 TEST(UnitTest, SlotsOfAPeerHoldAProof) {
-  for (const uint64_t good : {4'096, 8 << 20}) EXPECT_NO_THROW(CheckSlotBytes(good));
+  for (const uint64_t good : {uint64_t{4'096}, uint64_t{8} << 20})
+    EXPECT_NO_THROW(CheckSlotBytes(good));
   for (const uint64_t bad : {uint64_t{0}, uint64_t{1}, uint64_t{4'095}, uint64_t{1} << 60}) {
     EXPECT_THROW(CheckSlotBytes(bad), Error) << bad;
   }
