@@ -11,7 +11,6 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/net/verbs/qp.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/net/verbs/wire.h"
 
@@ -49,8 +48,8 @@ class VerbsLiar {
     verbs::NicPairInfo info = verbs::InfoOf(nic_.info);
     info.rkey = incoming_.slots().rkey(0);
     info.headers_rkey = headers_.slots().rkey(0);
-    info.data = data_.info();
-    info.credits = credits_.info();
+    info.qp_num = qp_.number();
+    info.psn = qp_.psn();
     return offer + BytesOf(info);
   }
 
@@ -58,9 +57,11 @@ class VerbsLiar {
     InputReader reader(offer);
     theirs_ = reader.Take<verbs::OfferInfo>();
     nic_pair_ = reader.Take<verbs::NicPairInfo>();
-    const verbs::Route route = verbs::RouteOf(nic_.info, nic_pair_, TheNics().options());
-    data_.Connect(route, nic_pair_.data);
-    credits_.Connect(route, nic_pair_.credits);
+    verbs::Route route = verbs::RouteOf(nic_.info, TheNics().options());
+    route.qp_num = nic_pair_.qp_num;
+    route.psn = nic_pair_.psn;
+    for (int i = 0; i < 64; ++i) PostReceive();
+    qp_.Connect(route);
   }
 
   // Writes a header into the slot that the immediate names, or another one, and waits until both
@@ -76,26 +77,23 @@ class VerbsLiar {
         .num_bytes = verbs::kHeaderBytes,
         .to = theirs_.headers + unpacked.slot % theirs_.num_slots * verbs::kHeaderBytes,
         .rkey = nic_pair_.headers_rkey};
-    verbs::Qp& qp = unpacked.kind == ImmediateKind::kChunk ? data_ : credits_;
-    if (qp.Post(write, unpacked.slot) != 0) ThrowErrno("ibv_post_send");
+    if (qp_.PostWrite(write, unpacked) != 0) ThrowErrno("ibv_post_send");
     while (!HasSent()) std::this_thread::yield();
   }
 
  private:
+  void PostReceive() const {
+    if (qp_.PostReceive() != 0) ThrowErrno("ibv_post_recv");
+  }
   // Whether a send has completed. Drops all completions.
   bool HasSent() {
     bool has_sent = false;
     std::array<ibv::Wc, 16> completions;
     for (const ibv::Wc& wc : cq_.Poll(completions, "soft0:1")) {
-      const verbs::WorkId id = verbs::UnpackWorkId(wc.wr_id);
       if (wc.status != ibv::kWcSuccess) Throw(ErrorCode::kTransport, "a send failed");
-      verbs::Qp& qp = id.sent.kind == ImmediateKind::kChunk ? data_ : credits_;
-      if (id.is_receive) {
-        (void)qp.PostReceive();
-      } else {
-        qp.OnSent();
-        has_sent = true;
-      }
+      const bool is_receive = wc.wr_id == verbs::QueuePair::kReceiveId;
+      if (is_receive) PostReceive();
+      has_sent |= !is_receive;
     }
     return has_sent;
   }
@@ -106,8 +104,7 @@ class VerbsLiar {
   verbs::Staging outgoing_{nics_, 1, verbs::kHeaderBytes, ibv::kAccessLocalWrite};
   verbs::Staging incoming_{nics_, kNumSlots, kChunkBytes, verbs::kPeerWrites};
   verbs::Staging headers_{nics_, kNumSlots, verbs::kHeaderBytes, verbs::kPeerWrites};
-  verbs::Qp data_{nic_, cq_, ImmediateKind::kChunk, 64, 64, 0};
-  verbs::Qp credits_{nic_, cq_, ImmediateKind::kCredit, 64, 64, 0};
+  verbs::QueuePair qp_{nic_.domain, cq_, {.sends = 64, .receives = 64}, nic_.info.port, 0};
   verbs::OfferInfo theirs_{};
   verbs::NicPairInfo nic_pair_{};
 };

@@ -1,8 +1,10 @@
 #include "xla_plugin/net/verbs/device.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 
 #include <cerrno>
+#include <random>
 
 #include "xla_plugin/base/checked.h"
 
@@ -47,6 +49,8 @@ ibv::Mr* RegisterDmaBuf(const ProtectionDomain& domain, std::span<std::byte> mem
   return api.reg_dmabuf_mr(domain.get(), offset, memory.size(), address, dma_buf,
                            access | ibv::kAccessRelaxedOrdering);
 }
+
+uint32_t RandomPsn() { return std::random_device()() & 0xff'ffff; }
 
 ibv::Qp* CreateQp(const ProtectionDomain& domain, const CompletionQueue& cq, QueuePairSizes sizes) {
   ibv::QpInitAttr attr;
@@ -149,6 +153,7 @@ QueuePair::QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq,
                      QueuePairSizes sizes, int port, uint16_t pkey_index, int access)
     : context_(domain.context()),
       port_(port),
+      psn_(RandomPsn()),
       qp_(Made(CreateQp(domain, cq, sizes), "ibv_create_qp", context_.name()),
           context_.api().destroy_qp) {
   ibv::QpAttr attr;
@@ -159,7 +164,7 @@ QueuePair::QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq,
   Modify("INIT", attr, ibv::kQpState | ibv::kQpPkeyIndex | ibv::kQpPort | ibv::kQpAccessFlags);
 }
 
-void QueuePair::Connect(const Route& route, uint32_t own_psn) {
+void QueuePair::Connect(const Route& route) {
   ibv::QpAttr attr;
   attr.qp_state = ibv::kQpStateRtr;
   attr.path_mtu = route.mtu;
@@ -180,7 +185,7 @@ void QueuePair::Connect(const Route& route, uint32_t own_psn) {
              ibv::kQpMaxDestRdAtomic | ibv::kQpMinRnrTimer);
   attr = {};
   attr.qp_state = ibv::kQpStateRts;
-  attr.sq_psn = own_psn;
+  attr.sq_psn = psn_;
   attr.timeout = route.timeout;
   attr.retry_cnt = route.retries;
   attr.rnr_retry = 7;  // for ever: receives are stocked to the credits, so that it does not happen
@@ -211,9 +216,33 @@ int QueuePair::PostSend(ibv::SendWr& wr) const {
   return VerbsApi::PostSend(qp_.get(), &wr, &bad);
 }
 
-int QueuePair::PostReceive(uint64_t wr_id) const {
+int QueuePair::PostWrite(const Write& write, ibv::SendWr wr) const {
+  ibv::Sge sge{.addr = write.from, .length = write.num_bytes, .lkey = write.lkey};
+  wr.sg_list = &sge;
+  wr.num_sge = write.num_bytes > 0 ? 1 : 0;
+  wr.remote_addr = write.to;
+  wr.rkey = write.rkey;
+  return PostSend(wr);
+}
+
+int QueuePair::PostWrite(const Write& write) const {
+  ibv::SendWr wr;
+  wr.opcode = ibv::kWrRdmaWrite;
+  return PostWrite(write, wr);
+}
+
+int QueuePair::PostWrite(const Write& write, const Immediate& immediate) const {
+  ibv::SendWr wr;
+  wr.wr_id = Pack(immediate);
+  wr.opcode = ibv::kWrRdmaWriteWithImm;
+  wr.imm_data = htonl(Pack(immediate));
+  wr.send_flags = ibv::kSendSignaled;
+  return PostWrite(write, wr);
+}
+
+int QueuePair::PostReceive() const {
   ibv::RecvWr wr;
-  wr.wr_id = wr_id;
+  wr.wr_id = kReceiveId;
   ibv::RecvWr* bad = nullptr;
   return VerbsApi::PostRecv(qp_.get(), &wr, &bad);
 }

@@ -9,6 +9,7 @@
 
 #include "xla_plugin/net/pollable.h"
 #include "xla_plugin/net/verbs/verbs_api.h"
+#include "xla_plugin/net/verbs/wire.h"
 
 // The objects of libibverbs, each owned by an object of ours. Arguments of a constructor outlive
 // the object. Constructors and functions throw TransportError, which names call, NIC and errno,
@@ -131,28 +132,45 @@ struct Route {
   uint8_t retries = 0;
 };
 
+// Memory of ours, and the peer's memory that it is written to.
+struct Write {
+  uint64_t from = 0;
+  uint32_t lkey = 0;
+  uint32_t num_bytes = 0;
+  uint64_t to = 0;
+  uint32_t rkey = 0;
+};
+
 // A reliable connection. Receives are for immediate data alone and have no memory.
 class QueuePair {
  public:
+  static constexpr uint64_t kReceiveId = uint64_t{1} << 32;  // wr_id of all receives
+
   // In the state INIT. The peer may do what both `access` and a memory region's access allow.
   QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq, QueuePairSizes sizes,
             int port, uint16_t pkey_index, int access = ibv::kAccessRemoteWrite);
 
   uint32_t number() const { return qp_->qp_num; }
-  // To RTR and RTS. `own_psn` is the number of our first packet.
-  void Connect(const Route& route, uint32_t own_psn);
+  uint32_t psn() const { return psn_; }  // number of our first packet
+  // To RTR and RTS.
+  void Connect(const Route& route);
   // To the error state: the NIC sends and receives nothing more, and flushes what was posted.
   void Kill();
 
-  // All return errno.
+  // All return errno. A write without an immediate has no completion; the wr_id of others is the
+  // packed immediate.
+  [[nodiscard]] int PostWrite(const Write& write) const;
+  [[nodiscard]] int PostWrite(const Write& write, const Immediate& immediate) const;
   [[nodiscard]] int PostSend(ibv::SendWr& wr) const;
-  [[nodiscard]] int PostReceive(uint64_t wr_id) const;
+  [[nodiscard]] int PostReceive() const;
 
  private:
+  int PostWrite(const Write& write, ibv::SendWr wr) const;
   void Modify(std::string_view state, ibv::QpAttr& attr, int mask);
 
   const Context& context_;
   int port_;
+  const uint32_t psn_;
   Handle<ibv::Qp> qp_;
 };
 

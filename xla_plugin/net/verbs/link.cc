@@ -41,15 +41,15 @@ void Link::Poll() {
 void Link::OnCompletion(NicPair& pair, const ibv::Wc& wc) {
   if (is_lost_) return;
   if (wc.status != ibv::kWcSuccess) return Fail(pair, Describe(pair.nic->context->api(), wc));
-  const WorkId id = UnpackWorkId(wc.wr_id);
-  Qp& qp = pair.QpOf(id.sent.kind);
-  if (id.is_receive) {
+  if (wc.wr_id == QueuePair::kReceiveId) {
     OnImmediate(pair, UnpackImmediate(ntohl(wc.imm_data)));
-    if (const int error = qp.PostReceive()) Fail(pair, ErrnoText("ibv_post_recv", error));
+    if (const int error = pair.qp.PostReceive()) Fail(pair, ErrnoText("ibv_post_recv", error));
     return;
   }
-  qp.OnSent();
-  if (id.sent.kind == ImmediateKind::kChunk) slots_.at(id.sent.slot).is_posted = false;
+  const Immediate sent = UnpackImmediate(static_cast<uint32_t>(wc.wr_id));
+  const bool is_chunk = sent.kind == ImmediateKind::kChunk;
+  pair.room += is_chunk ? kSendsPerChunk : 1;
+  if (is_chunk) slots_.at(sent.slot).is_posted = false;
 }
 
 void Link::OnImmediate(const NicPair& pair, Immediate immediate) {
@@ -69,7 +69,8 @@ void Link::OnImmediate(const NicPair& pair, Immediate immediate) {
 
 void Link::Send(size_t index, size_t num_bytes) {
   slots_[index] = {.is_posted = true, .is_emptied = false};
-  NicPair* const pair = WithRoom(&NicPair::data);
+  NicPair* const pair = WithRoom(kSendsPerChunk);
+  pair->room -= kSendsPerChunk;
   const Write header{.from = headers_.slots().address(index),
                      .lkey = headers_.slots().lkey(pair->index),
                      .num_bytes = kHeaderBytes,
@@ -80,8 +81,10 @@ void Link::Send(size_t index, size_t num_bytes) {
                     .num_bytes = static_cast<uint32_t>(num_bytes),
                     .to = peer_slots_address_ + index * peer_slot_bytes_,
                     .rkey = pair->peer_rkey};
-  int error = pair->data.PostHeader(header);
-  if (error == 0) error = pair->data.Post(bytes, static_cast<uint8_t>(index));
+  int error = pair->qp.PostWrite(header);
+  if (error == 0) {
+    error = pair->qp.PostWrite(bytes, {ImmediateKind::kChunk, static_cast<uint8_t>(index)});
+  }
   if (error != 0) Fail(*pair, ErrnoText("ibv_post_send", error));
 }
 
@@ -93,18 +96,18 @@ void Link::Empty(size_t slot) {
 
 void Link::SendCredits() {
   for (; !credits_due_.empty(); credits_due_.pop_front()) {
-    NicPair* const pair = WithRoom(&NicPair::credits);
+    NicPair* const pair = WithRoom(1);
     if (pair == nullptr) return;
+    --pair->room;
     const Write nothing{.to = peer_headers_address_, .rkey = pair->peer_headers_rkey};
-    const int error = pair->credits.Post(nothing, credits_due_.front());
+    const int error = pair->qp.PostWrite(nothing, {ImmediateKind::kCredit, credits_due_.front()});
     if (error != 0) return Fail(*pair, ErrnoText("ibv_post_send", error));
   }
 }
 
-Link::NicPair* Link::WithRoom(Qp NicPair::* qp) const {
-  const auto best = std::ranges::max_element(
-      nic_pairs_, {}, [&](const NicPair& pair) { return (pair.*qp).room(); });
-  return ((*best).*qp).room() > 0 ? &*best : nullptr;
+Link::NicPair* Link::WithRoom(uint32_t num_sends) const {
+  const auto best = std::ranges::max_element(nic_pairs_, {}, &NicPair::room);
+  return best->room >= num_sends ? &*best : nullptr;
 }
 
 void Link::Fail(const NicPair& pair, std::string_view reason) {
@@ -118,10 +121,7 @@ void Link::Fail(const NicPair& pair, std::string_view reason) {
 }
 
 void Link::Kill() {
-  for (NicPair& pair : nic_pairs_) {
-    pair.data.Kill();
-    pair.credits.Kill();
-  }
+  for (NicPair& pair : nic_pairs_) pair.qp.Kill();
 }
 
 }  // namespace jaxhet::verbs

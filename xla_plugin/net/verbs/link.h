@@ -16,17 +16,15 @@
 #include "xla_plugin/net/verbs/device.h"
 #include "xla_plugin/net/verbs/memory.h"
 #include "xla_plugin/net/verbs/nics.h"
-#include "xla_plugin/net/verbs/qp.h"
 #include "xla_plugin/net/verbs/wire.h"
 
 namespace jaxhet::verbs {
 
 // Moves slots to the slots of a peer that correspond to them, each with its header, over all NICs.
 //
-// A NIC pair joins a NIC of ours with one of the peer's by two queue pairs: one for chunks, and one
-// for credits, which would wait behind chunks. With `Options::qps` of them for each NIC, a network
-// can use several paths. A slot is sent over the NIC pair that has the most room.
-// If a queue pair fails, the peer is lost.
+// A NIC pair joins a NIC of ours with one of the peer's by a queue pair for chunks and credits.
+// With `Options::qps` of them for each NIC, a network can use several paths. A slot is sent over
+// the NIC pair that has the most room. If a queue pair fails, the peer is lost.
 class Link {
  public:
   static constexpr size_t kMostSlots = 256;  // Immediate::slot
@@ -62,7 +60,7 @@ class Link {
 
   // Sending. A slot is free when the peer has emptied it and the NIC no longer reads it.
   bool IsFree(size_t slot) const { return !slots_[slot].is_posted && slots_[slot].is_emptied; }
-  bool CanSend(size_t slot) const { return IsFree(slot) && WithRoom(&NicPair::data) != nullptr; }
+  bool CanSend(size_t slot) const { return IsFree(slot) && WithRoom(kSendsPerChunk) != nullptr; }
   // Whether the NIC has sent the slot.
   bool IsSent(size_t slot) const { return !slots_[slot].is_posted; }
   std::byte* header(size_t slot) const { return headers_.slot(slot); }
@@ -89,17 +87,17 @@ class Link {
  private:
   using Clock = std::chrono::steady_clock;
 
+  static constexpr uint32_t kSendsPerChunk = 2;  // header and bytes
+
   struct NicPair {
     NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, const Options& options,
             uint32_t num_slots);  // link_setup.cc
 
-    Qp& QpOf(ImmediateKind kind) { return kind == ImmediateKind::kChunk ? data : credits; }
-
     std::shared_ptr<Nic> nic;
     size_t index;  // number of our NIC
     CompletionQueue cq;
-    Qp data;
-    Qp credits;
+    QueuePair qp;
+    uint32_t room;  // sends that can be posted
     uint32_t peer_rkey = 0;
     uint32_t peer_headers_rkey = 0;
     std::string name;  // "mlx5_0:1 (::ffff:10.0.0.1) to mlx5_1:1 (::ffff:10.0.0.2)"
@@ -113,8 +111,8 @@ class Link {
 
   void OnCompletion(NicPair& pair, const ibv::Wc& wc);
   void OnImmediate(const NicPair& pair, Immediate immediate);
-  // The NIC pair with the most room in that queue pair; null: none has room.
-  NicPair* WithRoom(Qp NicPair::* qp) const;
+  // The NIC pair with the most room; null: none has room for so many sends.
+  NicPair* WithRoom(uint32_t num_sends) const;
   void Fail(const NicPair& pair, std::string_view reason);
   void SetUpNicPair(NicPair& pair, NicPairInfo peer);  // link_setup.cc
 
@@ -138,6 +136,9 @@ class Link {
   Clock::time_point busy_until_;
   bool is_lost_ = false;
 };
+
+// Description of a NIC of ours for the peer, but for keys and the queue pair.
+NicPairInfo InfoOf(const NicInfo& nic);
 
 }  // namespace jaxhet::verbs
 

@@ -49,18 +49,28 @@ void CheckReachable(const NicInfo& own, const NicPairInfo& peer, std::string_vie
 
 }  // namespace
 
+NicPairInfo InfoOf(const NicInfo& nic) {
+  NicPairInfo info{};
+  nic.name.copy(info.nic.data(), info.nic.size() - 1);
+  info.gid = nic.gid.gid.raw;
+  info.mtu = static_cast<uint32_t>(nic.mtu);
+  info.lid = nic.lid;
+  info.is_infiniband = nic.is_infiniband ? 1 : 0;
+  return info;
+}
+
 // Sends: `depth` chunks, and a credit for each slot. Receives: a chunk and a credit for each slot.
 // A queue pair that fails leaves completions of all that was posted.
 Link::NicPair::NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, const Options& options,
                        uint32_t num_slots)
     : nic(std::move(its_nic)),
       index(its_index),
-      cq(*nic->context,
-         static_cast<int>(Qp::kSendsPerChunk * options.depth + int64_t{3} * num_slots)),
-      data(*nic, cq, ImmediateKind::kChunk, static_cast<uint32_t>(options.depth), num_slots,
-           static_cast<uint16_t>(options.pkey_index)),
-      credits(*nic, cq, ImmediateKind::kCredit, num_slots, num_slots,
-              static_cast<uint16_t>(options.pkey_index)) {}
+      cq(*nic->context, static_cast<int>(kSendsPerChunk * options.depth + int64_t{3} * num_slots)),
+      qp(nic->domain, cq,
+         {.sends = kSendsPerChunk * static_cast<uint32_t>(options.depth) + num_slots,
+          .receives = 2 * num_slots},
+         nic->info.port, static_cast<uint16_t>(options.pkey_index)),
+      room(kSendsPerChunk * static_cast<uint32_t>(options.depth) + num_slots) {}
 
 Link::Link(NicList nics, Options options, const Slots& slots, ConnectionHost& host)
     : options_(std::move(options)),
@@ -93,8 +103,8 @@ std::string Link::Offer() const {
     NicPairInfo info = InfoOf(pair.nic->info);
     info.rkey = incoming_.rkey(pair.index);
     info.headers_rkey = arrived_headers_.slots().rkey(pair.index);
-    info.data = pair.data.info();
-    info.credits = pair.credits.info();
+    info.qp_num = pair.qp.number();
+    info.psn = pair.qp.psn();
     Append(offer, info);
   }
   return offer;
@@ -120,9 +130,16 @@ void Link::SetUpNicPair(NicPair& pair, NicPairInfo peer) {
   CheckReachable(own, peer, pair.name);
   pair.peer_rkey = peer.rkey;
   pair.peer_headers_rkey = peer.headers_rkey;
-  const Route route = RouteOf(own, peer, options_);
-  pair.data.Connect(route, peer.data);
-  pair.credits.Connect(route, peer.credits);
+  for (size_t i = 0; i < 2 * slots_.size(); ++i) {
+    if (const int error = pair.qp.PostReceive()) ThrowCall("ibv_post_recv", own.name, error);
+  }
+  Route route = RouteOf(own, options_);
+  route.qp_num = peer.qp_num;
+  route.psn = peer.psn;
+  route.gid.raw = peer.gid;
+  route.lid = peer.lid;
+  route.mtu = std::min(own.mtu, static_cast<int>(peer.mtu));
+  pair.qp.Connect(route);
 }
 
 }  // namespace jaxhet::verbs

@@ -3,9 +3,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <utility>
-
-#include "xla_plugin/net/verbs/qp.h"
 
 namespace jaxhet::verbs {
 namespace {
@@ -13,25 +10,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kTimeout{2};
-constexpr uint32_t kPsn = 1;
 constexpr int kNumEntries = 16;
 
 }  // namespace
 
-Loopback::Loopback(const std::shared_ptr<Nic>& nic, Options options)
+Loopback::Loopback(const std::shared_ptr<Nic>& nic, const Options& options)
     : nic_(*nic),
-      options_(std::move(options)),
       host_({&nic, 1}, 1, kMostBytes, kPeerWrites),
-      cq_(*nic->context, kNumEntries) {}
-
-void Loopback::Connect() {
-  qp_ = std::make_unique<QueuePair>(nic_.domain, cq_, QueuePairSizes{.sends = 1, .receives = 1},
-                                    nic_.info.port, static_cast<uint16_t>(options_.pkey_index),
-                                    ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead);
-  Route route = RouteOf(nic_.info, InfoOf(nic_.info), options_);
-  route.qp_num = qp_->number();
-  route.psn = kPsn;
-  qp_->Connect(route, kPsn);
+      cq_(*nic->context, kNumEntries),
+      qp_(nic->domain, cq_, {.sends = 1, .receives = 1}, nic->info.port,
+          static_cast<uint16_t>(options.pkey_index),
+          ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead) {
+  Route route = RouteOf(nic_.info, options);
+  route.qp_num = qp_.number();
+  route.psn = qp_.psn();
+  qp_.Connect(route);
 }
 
 void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes) {
@@ -50,7 +43,6 @@ void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
 }
 
 void Loopback::Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes) {
-  if (!qp_) Connect();
   ibv::Sge sge{.addr = local.address,
                .length = static_cast<uint32_t>(num_bytes),
                .lkey = local.region.lkey()};
@@ -62,13 +54,8 @@ void Loopback::Execute(int opcode, const Memory& local, const Memory& remote, si
   wr.send_flags = ibv::kSendSignaled;
   wr.remote_addr = remote.address;
   wr.rkey = remote.region.rkey();
-  try {
-    if (const int error = qp_->PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
-    Await(wr.wr_id);
-  } catch (const Error&) {
-    qp_.reset();
-    throw;
-  }
+  if (const int error = qp_.PostSend(wr)) ThrowCall("ibv_post_send", nic_.info.name, error);
+  Await(wr.wr_id);
 }
 
 void Loopback::Await(uint64_t wr_id) {

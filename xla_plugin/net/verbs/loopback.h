@@ -14,13 +14,13 @@
 namespace jaxhet::verbs {
 
 // A queue pair that is connected with itself: the NIC reads and writes registered memory as it does
-// for a peer. Functions block, for two seconds at most, and throw TransportError; the next call
-// after that begins with a new queue pair.
+// for a peer. Functions block, for two seconds at most, and throw TransportError, after which the
+// queue pair is of no use.
 class Loopback {
  public:
   static constexpr size_t kMostBytes = 4096;  // largest size of one call
 
-  Loopback(const std::shared_ptr<Nic>& nic, Options options);
+  Loopback(const std::shared_ptr<Nic>& nic, const Options& options);
 
   const std::string& name() const { return nic_.info.name; }
 
@@ -36,16 +36,14 @@ class Loopback {
     const MemoryRegion& region;
   };
 
-  void Connect();
   void Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes);
   void Await(uint64_t wr_id);
   Memory host() const { return {host_.slots().address(0), host_.slots().memory->region(0)}; }
 
   Nic& nic_;
-  Options options_;
   Staging host_;
   CompletionQueue cq_;
-  std::unique_ptr<QueuePair> qp_;
+  QueuePair qp_;
   uint64_t last_wr_id_ = 0;
 };
 

@@ -114,6 +114,18 @@ bool ComesBefore(const OpenNic& a, const OpenNic& b) {
 
 }  // namespace
 
+Route RouteOf(const NicInfo& nic, const Options& options) {
+  return {.gid = nic.gid.gid,
+          .lid = nic.lid,
+          .is_global = !nic.is_infiniband,
+          .gid_index = static_cast<uint8_t>(nic.gid.index),
+          .mtu = nic.mtu,
+          .traffic_class = static_cast<uint8_t>(options.traffic_class),
+          .service_level = static_cast<uint8_t>(options.service_level),
+          .timeout = static_cast<uint8_t>(options.timeout),
+          .retries = static_cast<uint8_t>(options.retries)};
+}
+
 std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {
   const DeviceList devices(api);
   std::vector<OpenNic> nics;

@@ -74,6 +74,9 @@ class Nics {
   std::optional<Error> failure_;
 };
 
+// Route of a queue pair from the NIC to itself. Another NIC has other addresses.
+Route RouteOf(const NicInfo& nic, const Options& options);
+
 struct OpenNic {
   NicInfo info;
   std::shared_ptr<Context> context;

@@ -9,7 +9,7 @@
 // every chunk and credit. Little-endian; kOfferMagic names the version.
 namespace jaxhet::verbs {
 
-inline constexpr uint32_t kOfferMagic = 0x3556'584a;  // "JXV5"
+inline constexpr uint32_t kOfferMagic = 0x3656'584a;  // "JXV6"
 
 // An offer is an OfferInfo, then a NicPairInfo for each NIC pair.
 struct OfferInfo {
@@ -22,11 +22,6 @@ struct OfferInfo {
   uint64_t headers;      // address of the first slot's header
 };
 
-struct QpInfo {
-  uint32_t qp_num;
-  uint32_t psn;
-};
-
 // Our end of a NIC pair; the peer's has the same place in its offer.
 struct NicPairInfo {
   std::array<char, 64> nic;
@@ -36,8 +31,8 @@ struct NicPairInfo {
   uint32_t mtu;           // ibv_mtu
   uint16_t lid;
   uint16_t is_infiniband;
-  QpInfo data;     // queue pair for chunks
-  QpInfo credits;  // queue pair for credits, which would wait behind chunks
+  uint32_t qp_num;
+  uint32_t psn;
 };
 
 enum class ImmediateKind : uint8_t {
