@@ -26,26 +26,24 @@ CPP = {
     "engine/control/peer.cc": "Received",
     "engine/common/plans.cc": "Add",
     "engine/device/channel_setup.cc": (
-        "Handle|HandleAttributed|OnRefusal|OnSettled|Open|Accept|Prove|CheckArity|Expect|IsAllowed"
-        "|Find|IncomingOf|OutgoingOf"
+        "Handle|HandleAttributed|Open|Accept|Prove|Expect|IsAllowed|Find"
     ),
     "net/connection.h": "Reserve",
     "net/socket/records.cc": "Take|OpenNext|Room",
     "net/seal.cc": "OpenNext",
     "net/socket/socket_connection.cc": "Accept|OnMessage|Receive|OnConfirmed|OnLeftByPeer",
     "transport/pull.cc": "ParseSegments|OnMessage|Begin",
-    "transport/shared_memory.cc": "SharedMemory|SharedPage",
-    "transport/process_vm/process_vm.cc": "Accept|Probe",
-    "transport/device_channel/device_channel.cc": "CheckSlotBytes|DeviceTransportOf",
+    "transport/shared_memory.cc": "SharedMemory",
+    "transport/process_vm/process_vm.cc": "Accept|ReadState",
+    "transport/device_channel/device_channel.cc": "CheckSlotBytes",
     "transport/device_channel/shared_channels.cc": (
-        "Open(Local|Ipc|Host)Channel|CheckSame.*|ParseSharedChannelInfo"
+        "Open(Local|Ipc|Host)Channel|CheckSame.*|ParseSharedChannelInfo|OpenOperands"
     ),
     "transport/device_channel/socket_channel.cc": "Open|AcceptOffers",
     "transport/device_channel/lane_channel.cc": (
         "IsReady|Find|Expected|Moved|ParseDeviceChunkInfo|IsAgreed"
     ),
     "transport/device_channel/verbs_channel.cc": "Open",
-    "transport/device_channel/operand_memory.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|TakeFds",
     "net/verbs/verbs_connection.cc": "Drain|Reserve",
     "net/verbs/link.cc": "OnImmediate",

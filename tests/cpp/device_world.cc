@@ -91,6 +91,13 @@ int OrdinalOf(int rank) { return IsOnHost() ? 0 : Arena::Of(rank).device().info(
 
 }  // namespace
 
+const DeviceTransport& DeviceTransportOf(std::string_view name) {
+  const auto transports = DeviceTransports();
+  const auto found = std::ranges::find(transports, name, &DeviceTransport::name);
+  if (found != transports.end()) return *found;
+  Throw(ErrorCode::kTransport, "no transport between devices is called '", name, "'");
+}
+
 std::vector<std::string_view> TestedTransports() {
   if (IsOnHost()) return {"host", "pulled", "verbs", "socket"};
   return {"host", "verbs", "socket"};

@@ -29,6 +29,7 @@ inline constexpr int kChannelSockets = 2 * kLanes;
 // Transports of the channels between the test's devices. "pulled" is host, with operands that the
 // target's device can reach (not in a process of its own on GPUs).
 std::vector<std::string_view> TestedTransports();
+const DeviceTransport& DeviceTransportOf(std::string_view name);
 // A job in which nothing happens; a test overrides what it needs.
 class QuietJob : public JobView {
  public:

@@ -136,6 +136,7 @@ void OpenOffer(std::string_view input) {
                .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
                           "xla_plugin/transport/device_channel/socket_channel.cc",
                           "xla_plugin/transport/device_channel/shared_channels.cc",
+                          "xla_plugin/transport/shared_memory.cc",
                           "xla_plugin/transport/device_channel/verbs_channel.cc",
                           "xla_plugin/net/verbs/link_setup.cc"},
                .seeds = &OfferSeeds,
@@ -143,7 +144,7 @@ void OpenOffer(std::string_view input) {
 
 // --- answers, by the target ---
 
-// Same layout as in operand_memory.cc.
+// Same layout as in shared_channels.cc.
 struct OperandMemoryInfo {
   uint64_t num_bytes;
   uint64_t proof_place;
@@ -182,7 +183,7 @@ void AcceptAnswer(std::string_view input) {
 
 [[maybe_unused]] const bool added_answers =
     AddFuzzer({.name = "channel_answers",
-               .covers = {"xla_plugin/transport/device_channel/operand_memory.cc",
+               .covers = {"xla_plugin/transport/device_channel/shared_channels.cc",
                           "xla_plugin/transport/device_channel/fd_mailbox.cc"},
                .seeds = &AnswerSeeds,
                .run = &AcceptAnswer});
@@ -194,27 +195,32 @@ struct ChannelStepInfo {
   int32_t step;
   int32_t source;
   int32_t target;
+  int32_t transport;
 };
 
-std::string SetUpStep(const ChannelStepInfo& info, const std::vector<std::string>& strings) {
-  return Sized(BytesOf(info).append(PackStrings(strings)));
+constexpr int32_t kHost = 3;  // places in DeviceTransports()
+constexpr int32_t kSocket = 5;
+
+std::string SetUpStep(const ChannelStepInfo& info, std::string_view text = {}) {
+  return Sized(BytesOf(info).append(text));
 }
 
 std::vector<std::string> SetUpSeeds() {
   const auto& [transport, end, offer] = AllOffered().front();
   const std::string proof(kProofBytes, 'p');
   const std::string good =
-      SetUpStep({0, 0, 1}, {transport, offer}) + SetUpStep({1, 1, 0}, {std::string(96, '\0')}) +
-      SetUpStep({2, 0, 1}, {proof}) + SetUpStep({3, 1, 0}, {""}) + SetUpStep({5, 0, 1}, {""});
-  const std::string refused = SetUpStep({4, 1, 0}, {"no"}) + SetUpStep({4, 1, 0}, {"no"}) + good;
-  const std::string as_source = SetUpStep({0, 0, 1}, {transport, offer}) +
-                                SetUpStep({2, 0, 1}, {proof}) + SetUpStep({5, 0, 1}, {""});
+      SetUpStep({0, 0, 1, kHost}, offer) + SetUpStep({1, 1, 0, 0}, std::string(96, '\0')) +
+      SetUpStep({2, 0, 1, 0}, proof) + SetUpStep({3, 1, 0, 0}) + SetUpStep({5, 0, 1, 0});
+  const std::string refused = SetUpStep({4, 1, 0, 0}, "no") + SetUpStep({4, 1, 0, 0}, "no") + good;
+  const std::string as_source =
+      SetUpStep({0, 0, 1, kHost}, offer) + SetUpStep({2, 0, 1, 0}, proof) + SetUpStep({5, 0, 1, 0});
   return {good,
           refused,
           as_source,
-          SetUpStep({1, 1, 0}, {std::string(96, '\xff')}),
-          SetUpStep({9, 0, 1}, {""}),
-          SetUpStep({0, 0, 1}, {"socket", BytesOf(uint64_t{kSlotBytes})}) + good};
+          SetUpStep({1, 1, 0, 0}, std::string(96, '\xff')),
+          SetUpStep({9, 0, 1, 0}),
+          SetUpStep({0, 0, 1, 9}, offer),
+          SetUpStep({0, 0, 1, kSocket}, BytesOf(uint64_t{kSlotBytes})) + good};
 }
 
 // A job whose messages about channels are the input. It fails when all were looked at.
@@ -270,27 +276,21 @@ TEST(FuzzChannelsTest, WrongMessagesOfASetUpAreRefused) {
   constexpr std::string_view kOther = "names a device channel that does not join its sender and us";
   struct Row {
     ChannelStepInfo info;
-    std::vector<std::string> strings;
+    std::string text;
     std::string_view words;
   };
-  std::vector<Row> rows = {
-      {{2, 0, 1}, {std::string(64, 'x')}, "a proof of a device channel arrived out"},
-      {{3, 1, 0}, {""}, "the proof of a device channel arrived out of order"},
-      {{5, 0, 1}, {""}, "the end of a device channel arrived out of order"},
-      {{0, 0, 0}, {"host", ""}, kOther},
-      {{0, 1, 0}, {"host", ""}, kOther},
-      {{5, 0, 5}, {""}, kOther},
-      {{1, -1, 0}, {""}, kOther},
-      {{6, 0, 1}, {""}, "sent a message about no device channel"},
-      {{-1, 0, 1}, {""}, "sent a message about no device channel"}};
-  for (const int32_t step : {0, 1, 2, 3, 4, 5}) {
-    const bool is_to_target = step == 1 || step == 3 || step == 4;
-    const ChannelStepInfo info{step, is_to_target ? 1 : 0, is_to_target ? 0 : 1};
-    rows.push_back({info, {}, "a message about a device channel has 0 strings, not "});
-    rows.push_back({info, {"a", "b", "c"}, "a message about a device channel has 3 strings, not "});
-  }
-  for (const auto& [info, strings, words] : rows) {
-    const std::string input = SetUpStep(info, strings);
+  const std::vector<Row> rows = {
+      {{2, 0, 1, 0}, std::string(64, 'x'), "a proof of a device channel arrived out"},
+      {{3, 1, 0, 0}, "", "the proof of a device channel arrived out of order"},
+      {{5, 0, 1, 0}, "", "the end of a device channel arrived out of order"},
+      {{0, 0, 0, kHost}, "", kOther},
+      {{0, 1, 0, kHost}, "", kOther},
+      {{5, 0, 5, 0}, "", kOther},
+      {{1, -1, 0, 0}, "", kOther},
+      {{6, 0, 1, 0}, "", "sent a message about no device channel"},
+      {{-1, 0, 1, 0}, "", "sent a message about no device channel"}};
+  for (const auto& [info, text, words] : rows) {
+    const std::string input = SetUpStep(info, text);
     EXPECT_THAT(ThrownText([&] { SetUpByScript(input); }),
                 AllOf(HasSubstr("jaxhet.TransportError: process 1: "), HasSubstr(words)));
   }
@@ -298,7 +298,7 @@ TEST(FuzzChannelsTest, WrongMessagesOfASetUpAreRefused) {
 
 // The last transport that could be tried.
 TEST(FuzzChannelsTest, ProofThatNeverArrivesIsNamed) {
-  const std::string input = SetUpStep({1, 1, 0}, {""}) + SetUpStep({3, 1, 0}, {""});
+  const std::string input = SetUpStep({1, 1, 0, 0}) + SetUpStep({3, 1, 0, 0});
   EXPECT_THAT(ThrownText([&] { SetUpWith(input, {"host"}); }),
               AllOf(HasSubstr("no transport leads from rank 1"),
                     HasSubstr("; host: what the source's device wrote did not arrive")));

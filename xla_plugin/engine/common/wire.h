@@ -28,7 +28,7 @@ struct MessageType {
     kHeartbeat,  // nothing
     kFail,       // FailInfo, then the text
     kGoodbye,    // nothing; no start follows
-    kDeviceChannel,  // the structure and the table of strings of channel_setup.cc
+    kDeviceChannel,  // the structure of channel_setup.cc and a text
   };
 };
 

@@ -3,7 +3,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -15,60 +14,46 @@
 namespace jaxhet {
 namespace {
 
-// How far a source and a target are with their channel.
+// How far a source and a target are with their channel; a text follows.
 enum class ChannelStep : int32_t {
-  kOffer,     // target: (transport, offer); replaces the one before
-  kAnswer,    // source: (answer); the channel is open
-  kAccepted,  // target: (proof)
-  kProved,    // source: (); the proof lies in slot 0
-  kRefused,   // source: (reason)
-  kSettled,   // target: (); the channel can be used
+  kOffer,     // target: an offer, which replaces the one before
+  kAnswer,    // source: an answer; the channel is open
+  kAccepted,  // target: a proof
+  kProved,    // source: the proof lies in slot 0
+  kRefused,   // source: the reason
+  kSettled,   // target: the channel can be used
 };
 
 struct ChannelStepInfo {
   ChannelStep step;
   int32_t source;
   int32_t target;
+  int32_t transport;  // place of an offer's in DeviceTransports()
 };
 
-// Message that a target waits for.
-enum class IncomingState { kAnswer, kProof, kNothing };
+// Message that an end of a channel waits for. Until nothing is awaited, a source may get another
+// offer.
+enum class Awaited { kOffer, kAnswer, kAccepted, kProof, kSettled, kNothing };
 
-struct Incoming {
-  Incoming(DeviceRank* its_rank, const ChannelPeer* its_source)
-      : rank(its_rank), source(its_source) {}
-
+// An end of a channel at one of our ranks: the target's if it is incoming, else the source's.
+struct ChannelEnd {
   DeviceRank* rank;
-  const ChannelPeer* source;
+  const ChannelPeer* peer;
+  bool is_incoming;
+  Awaited awaited;
+  // NOLINTBEGIN(readability-redundant-member-init): as in ExchangeRequest.
+  std::unique_ptr<RankChannel> channel = {};
+  // The target's:
   size_t next = 0;  // transport to try
-  std::unique_ptr<RankChannel> channel;
-  std::string proof;
-  std::vector<Refusal> refusals;
-  IncomingState state = IncomingState::kAnswer;
-};
+  std::string proof = {};
+  std::vector<Refusal> refusals = {};
+  // NOLINTEND(readability-redundant-member-init)
 
-// Message that a source waits for; in all states but the last the target may make another offer.
-enum class OutgoingState { kOffer, kAccepted, kSettled, kNothing };
-
-struct Outgoing {
-  Outgoing(DeviceRank* its_rank, const ChannelPeer* its_target)
-      : rank(its_rank), target(its_target) {}
-
-  DeviceRank* rank;
-  const ChannelPeer* target;
-  std::unique_ptr<RankChannel> channel;
-  OutgoingState state = OutgoingState::kOffer;
+  bool is_open() const { return awaited == Awaited::kNothing; }
 };
 
 void Expect(bool is_expected, const char* what) {
   if (!is_expected) Throw(ErrorCode::kTransport, what, " of a device channel arrived out of order");
-}
-
-void CheckArity(const ChannelStepInfo& info, std::span<const std::string> strings) {
-  const size_t count = info.step == ChannelStep::kOffer ? 2 : 1;
-  if (strings.size() == count) return;
-  Throw(ErrorCode::kTransport, "a message about a device channel has ", strings.size(),
-        " strings, not ", count);
 }
 
 bool IsAllowed(std::string_view transport, const ChannelPeer& peer) {
@@ -136,11 +121,10 @@ class ChannelNegotiation {
       for (const auto& [own_rank, peer_rank] : pairs) {
         if (own_rank != rank->rank()) continue;
         const ChannelPeer& peer = PeerOf(peer_rank);
-        incoming_.emplace_back(rank.get(), &peer);
-        outgoing_.emplace_back(rank.get(), &peer);
+        ends_.push_back({rank.get(), &peer, true, Awaited::kAnswer});
+        ends_.push_back({rank.get(), &peer, false, Awaited::kOffer});
       }
     }
-    num_open_ = incoming_.size() + outgoing_.size();
     const Lane::LogFunction log = LogOnce(options.least_severity);
     for (ChannelSockets& of_pair : sockets) {
       lanes_[{of_pair.rank, of_pair.peer_rank}] = MakeLanes(of_pair, options, log);
@@ -148,8 +132,10 @@ class ChannelNegotiation {
   }
 
   void Run(Time deadline) {
-    for (Incoming& incoming : incoming_) Offer(incoming);
-    while (num_open_ > 0) {
+    for (ChannelEnd& end : ends_) {
+      if (end.is_incoming) Offer(end);
+    }
+    while (!std::ranges::all_of(ends_, &ChannelEnd::is_open)) {
       if (const auto failure = job_.failure()) throw Error(*failure);
       const auto messages =
           job_.TakeChannelMessages([this](const auto& message) { return IsWanted(message); });
@@ -163,13 +149,15 @@ class ChannelNegotiation {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     SayRemarks();
-    for (Incoming& incoming : incoming_) {
-      incoming.channel->end->Settle(incoming.rank->proxy());
-      incoming.rank->channels().AddIncoming(incoming.source->rank, std::move(incoming.channel));
-    }
-    for (Outgoing& outgoing : outgoing_) {
-      outgoing.channel->end->Settle(outgoing.rank->proxy());
-      outgoing.rank->channels().AddOutgoing(outgoing.target->rank, std::move(outgoing.channel));
+    for (auto& [rank, peer, is_incoming, awaited, channel, next, proof, refusals] : ends_) {
+      channel->end->Settle(rank->proxy());
+      channel->refusals = std::move(refusals);
+      RankChannels& channels = rank->channels();
+      if (is_incoming) {
+        channels.AddIncoming(peer->rank, std::move(channel));
+      } else {
+        channels.AddOutgoing(peer->rank, std::move(channel));
+      }
     }
   }
 
@@ -178,13 +166,11 @@ class ChannelNegotiation {
   void SayRemarks() const {
     if (options_.least_severity > Severity::kInfo) return;
     std::set<std::string> remarks;
-    const auto add = [&](const DeviceRank* rank, const RankChannel& channel) {
-      const std::string remark = channel.end->Remark();
-      if (remark.empty()) return;
-      remarks.insert(StrCat("jaxhet: rank ", rank->rank(), ": ", remark));
-    };
-    for (const Incoming& incoming : incoming_) add(incoming.rank, *incoming.channel);
-    for (const Outgoing& outgoing : outgoing_) add(outgoing.rank, *outgoing.channel);
+    for (const ChannelEnd& end : ends_) {
+      const std::string remark = end.channel->end->Remark();
+      if (remark.empty()) continue;
+      remarks.insert(StrCat("jaxhet: rank ", end.rank->rank(), ": ", remark));
+    }
     for (const std::string& remark : remarks) LogLine(remark);
   }
 
@@ -206,8 +192,8 @@ class ChannelNegotiation {
 
   size_t SlotBytesOf(DeviceRank& rank, const ArenaPiece* piece) const {
     if (piece != nullptr) return piece->slot_bytes;
-    const auto num_channels = std::ranges::count(
-        incoming_, rank.rank(), [](const Incoming& incoming) { return incoming.rank->rank(); });
+    const auto num_channels = std::ranges::count_if(
+        ends_, [&](const ChannelEnd& end) { return end.is_incoming && end.rank == &rank; });
     return FairSlotBytes(options_.slot_bytes,
                          rank.channels().has_arena() ? kMostDeviceBytes / 2 : kMostDeviceBytes,
                          static_cast<size_t>(num_channels));
@@ -218,8 +204,8 @@ class ChannelNegotiation {
     std::string_view body = message.body;
     if (body.size() < sizeof(ChannelStepInfo)) return true;
     const auto info = TakeInfo<ChannelStepInfo>(body);
-    const auto is_here = [&](const Incoming& incoming) {
-      const std::pair joined(incoming.source->rank, incoming.rank->rank());
+    const auto is_here = [&](const ChannelEnd& end) {
+      const std::pair joined(end.peer->rank, end.rank->rank());
       return joined == std::pair(info.source, info.target) ||
              joined == std::pair(info.target, info.source);
     };
@@ -227,26 +213,22 @@ class ChannelNegotiation {
       return (rank->rank() == info.source && rank->channels().PieceFor(info.target, false)) ||
              (rank->rank() == info.target && rank->channels().PieceFor(info.source, true));
     };
-    return std::ranges::any_of(incoming_, is_here) || std::ranges::none_of(ranks_, is_of_arena);
+    return std::ranges::any_of(ends_, is_here) || std::ranges::none_of(ranks_, is_of_arena);
   }
 
   // Throws if somebody has whom a channel waits for.
   void CheckNobodyLeft() const {
-    const auto check = [this](const ChannelPeer& peer) {
-      if (peer.same_process || !job_.HasLeft(peer.rank)) return;
+    for (const ChannelEnd& end : ends_) {
+      const ChannelPeer& peer = *end.peer;
+      if (end.is_open() || peer.same_process || !job_.HasLeft(peer.rank)) continue;
       throw LeftError({}, peer.name, peer.process);
-    };
-    for (const Incoming& incoming : incoming_) {
-      if (incoming.state != IncomingState::kNothing) check(*incoming.source);
-    }
-    for (const Outgoing& outgoing : outgoing_) {
-      if (outgoing.state != OutgoingState::kNothing) check(*outgoing.target);
     }
   }
 
-  // Set-up of the channel from `peer` to the rank, or of the channel back.
-  ChannelSetup SetupFor(DeviceRank& rank, const ChannelPeer& peer, bool is_incoming) {
-    const ArenaPiece* const piece = rank.channels().PieceFor(peer.rank, is_incoming);
+  ChannelSetup SetupFor(const ChannelEnd& end) {
+    DeviceRank& rank = *end.rank;
+    const ChannelPeer& peer = *end.peer;
+    const ArenaPiece* const piece = rank.channels().PieceFor(peer.rank, end.is_incoming);
     return {.device = rank.device(),
             .same_process = peer.same_process,
             .same_host = peer.same_host,
@@ -260,185 +242,166 @@ class ChannelNegotiation {
             .encryption = options_.encryption};
   }
 
-  void Send(const Incoming& incoming, ChannelStep step, std::string_view text = {}) {
-    Send(*incoming.source, {step, incoming.source->rank, incoming.rank->rank()},
-         std::array{std::string(text)});
-  }
-  void Send(const Outgoing& outgoing, ChannelStep step, std::string_view text = {}) {
-    Send(*outgoing.target, {step, outgoing.rank->rank(), outgoing.target->rank},
-         std::array{std::string(text)});
-  }
-  void Send(const ChannelPeer& to, const ChannelStepInfo& info,
-            std::span<const std::string> strings) {
+  void Send(const ChannelEnd& end, ChannelStep step, std::string_view text = {},
+            int32_t transport = 0) {
+    const auto [source, target] = RanksOf(end);
+    const ChannelStepInfo info{step, source, target, transport};
     std::string body(reinterpret_cast<const char*>(&info), sizeof info);
-    job_.SendChannelMessage(to.process, body += PackStrings(strings));
+    job_.SendChannelMessage(end.peer->process, body.append(text));
+  }
+
+  // Source and target.
+  static std::pair<int, int> RanksOf(const ChannelEnd& end) {
+    const std::pair ranks(end.rank->rank(), end.peer->rank);
+    return end.is_incoming ? std::pair(ranks.second, ranks.first) : ranks;
   }
 
   // Makes the best channel that has not been tried.
-  void Offer(Incoming& incoming) {
-    incoming.channel.reset();
+  void Offer(ChannelEnd& target) {
+    target.channel.reset();
     const auto transports = DeviceTransports();
-    while (incoming.next < transports.size()) {
-      const DeviceTransport& transport = transports[incoming.next++];
+    while (target.next < transports.size()) {
+      const size_t place = target.next++;
+      const DeviceTransport& transport = transports[place];
       try {
-        if (!IsAllowed(transport.name, *incoming.source)) {
-          Throw(ErrorCode::kTransport, kNotAllowed);
-        }
-        auto [end, offer] = transport.make(SetupFor(*incoming.rank, *incoming.source, true));
-        incoming.channel = NewChannel(std::move(end), transport.name);
-        incoming.state = IncomingState::kAnswer;
-        return Send(*incoming.source,
-                    {ChannelStep::kOffer, incoming.source->rank, incoming.rank->rank()},
-                    std::array{std::string(transport.name), std::move(offer)});
+        if (!IsAllowed(transport.name, *target.peer)) Throw(ErrorCode::kTransport, kNotAllowed);
+        auto [end, offer] = transport.make(SetupFor(target));
+        target.channel = NewChannel(std::move(end), transport.name);
+        target.awaited = Awaited::kAnswer;
+        return Send(target, ChannelStep::kOffer, offer, static_cast<int32_t>(place));
       } catch (const Error& error) {
-        incoming.refusals.push_back({std::string(transport.name), std::string(error.text())});
+        target.refusals.push_back({std::string(transport.name), std::string(error.text())});
       }
     }
     std::string text =
-        StrCat("no transport leads from ", incoming.source->name, " to rank ",
-               incoming.rank->rank(), " (", incoming.rank->device().info().ToString(), ")");
-    for (const auto& [name, reason] : incoming.refusals) text += StrCat("; ", name, ": ", reason);
-    throw Error(ErrorCode::kTransport, text, incoming.source->process);
+        StrCat("no transport leads from ", target.peer->name, " to rank ", target.rank->rank(),
+               " (", target.rank->device().info().ToString(), ")");
+    for (const auto& [name, reason] : target.refusals) text += StrCat("; ", name, ": ", reason);
+    throw Error(ErrorCode::kTransport, text, target.peer->process);
   }
 
   void Handle(const ChannelMessage& message) {
-    std::string_view body = message.body;
-    const auto info = TakeInfo<ChannelStepInfo>(body);
-    const std::vector<std::string> strings = UnpackStrings(body);
-    CheckArity(info, strings);
+    std::string_view text = message.body;
+    const auto info = TakeInfo<ChannelStepInfo>(text);
+    ChannelEnd& end = Find(info, message.process);
     switch (info.step) {
       case ChannelStep::kOffer:
-        return Open(OutgoingOf(info, message.process), strings);
+        return Open(end, info.transport, text);
       case ChannelStep::kAnswer:
-        return Accept(IncomingOf(info, message.process), strings[0]);
+        return Accept(end, text);
       case ChannelStep::kAccepted:
-        return Prove(OutgoingOf(info, message.process), strings[0]);
+        return Prove(end, text);
       case ChannelStep::kProved:
-        return Settle(IncomingOf(info, message.process));
+        return Settle(end);
       case ChannelStep::kRefused:
-        return OnRefusal(IncomingOf(info, message.process), strings[0]);
+        Expect(!end.is_open(), "the refusal");
+        return TryNext(end, text);
       case ChannelStep::kSettled:
-        return OnSettled(OutgoingOf(info, message.process));
+        Expect(end.awaited == Awaited::kSettled, "the end");
+        end.awaited = Awaited::kNothing;
+        return;
     }
     Throw(ErrorCode::kTransport, "it sent a message about no device channel");
   }
 
-  void OnRefusal(Incoming& incoming, std::string_view refusal) {
-    Expect(incoming.state != IncomingState::kNothing, "the refusal");
-    TryNext(incoming, refusal);
+  void TryNext(ChannelEnd& target, std::string_view refusal) {
+    target.refusals.push_back({std::string(target.channel->transport), std::string(refusal)});
+    Offer(target);
   }
 
-  void OnSettled(Outgoing& outgoing) {
-    Expect(outgoing.state == OutgoingState::kSettled, "the end");
-    outgoing.state = OutgoingState::kNothing;
-    --num_open_;
-  }
-
-  void TryNext(Incoming& incoming, std::string_view refusal) {
-    incoming.refusals.push_back({std::string(incoming.channel->transport), std::string(refusal)});
-    Offer(incoming);
-  }
-
-  void Open(Outgoing& outgoing, std::span<const std::string> strings) {
-    Expect(outgoing.state != OutgoingState::kNothing, "an offer");
-    Refusing(outgoing, [&] {
-      outgoing.channel.reset();
-      const DeviceTransport& transport = DeviceTransportOf(strings[0]);
-      if (!IsAllowed(transport.name, *outgoing.target)) Throw(ErrorCode::kTransport, kNotAllowed);
-      const ChannelSetup setup = SetupFor(*outgoing.rank, *outgoing.target, false);
-      outgoing.channel = NewChannel(transport.open(setup, strings[1]), transport.name);
-      Send(outgoing, ChannelStep::kAnswer, outgoing.channel->end->Answer());
-      outgoing.state = OutgoingState::kAccepted;
+  void Open(ChannelEnd& source, int32_t place, std::string_view offer) {
+    Expect(!source.is_open(), "an offer");
+    Refusing(source, [&] {
+      source.channel.reset();
+      const auto transports = DeviceTransports();
+      if (place < 0 || std::cmp_greater_equal(place, transports.size())) {
+        Throw(ErrorCode::kTransport, "no transport between devices has the number ", place);
+      }
+      const DeviceTransport& transport = transports[static_cast<size_t>(place)];
+      if (!IsAllowed(transport.name, *source.peer)) Throw(ErrorCode::kTransport, kNotAllowed);
+      source.channel = NewChannel(transport.open(SetupFor(source), offer), transport.name);
+      Send(source, ChannelStep::kAnswer, source.channel->end->Answer());
+      source.awaited = Awaited::kAccepted;
     });
   }
 
-  void Accept(Incoming& incoming, std::string_view answer) {
-    Expect(incoming.state == IncomingState::kAnswer, "an answer");
+  void Accept(ChannelEnd& target, std::string_view answer) {
+    Expect(target.awaited == Awaited::kAnswer, "an answer");
     try {
-      incoming.channel->end->Accept(answer);
+      target.channel->end->Accept(answer);
     } catch (const Error& error) {
-      return TryNext(incoming, error.text());
+      return TryNext(target, error.text());
     }
-    incoming.proof.resize(kProofBytes);
-    if (std::cmp_not_equal(getrandom(incoming.proof.data(), kProofBytes, 0), kProofBytes)) {
+    target.proof.resize(kProofBytes);
+    if (std::cmp_not_equal(getrandom(target.proof.data(), kProofBytes, 0), kProofBytes)) {
       ThrowErrno("getrandom");
     }
-    Send(incoming, ChannelStep::kAccepted, incoming.proof);
-    incoming.state = IncomingState::kProof;
+    Send(target, ChannelStep::kAccepted, target.proof);
+    target.awaited = Awaited::kProof;
   }
 
-  void Prove(Outgoing& outgoing, std::string_view proof) {
-    Expect(outgoing.state == OutgoingState::kAccepted && proof.size() == kProofBytes, "a proof");
-    Refusing(outgoing, [&] {
-      outgoing.channel->end->Prove(outgoing.rank->device(), std::as_bytes(std::span(proof)));
-      Send(outgoing, ChannelStep::kProved);
-      outgoing.state = OutgoingState::kSettled;
+  void Prove(ChannelEnd& source, std::string_view proof) {
+    Expect(source.awaited == Awaited::kAccepted && proof.size() == kProofBytes, "a proof");
+    Refusing(source, [&] {
+      source.channel->end->Prove(source.rank->device(), std::as_bytes(std::span(proof)));
+      Send(source, ChannelStep::kProved);
+      source.awaited = Awaited::kSettled;
     });
   }
 
-  void Settle(Incoming& incoming) {
-    Expect(incoming.state == IncomingState::kProof, "the proof");
-    const auto proof = std::as_bytes(std::span(incoming.proof));
+  void Settle(ChannelEnd& target) {
+    Expect(target.awaited == Awaited::kProof, "the proof");
+    const auto proof = std::as_bytes(std::span(target.proof));
     std::string why_not;
     try {
-      if (!incoming.channel->end->IsProven(incoming.rank->device(), proof)) {
+      if (!target.channel->end->IsProven(target.rank->device(), proof)) {
         why_not = "what the source's device wrote did not arrive";
       }
     } catch (const Error& error) {
       why_not = error.text();
     }
-    if (!why_not.empty()) return TryNext(incoming, why_not);
-    incoming.state = IncomingState::kNothing;
-    incoming.channel->refusals = std::move(incoming.refusals);
-    --num_open_;
-    Send(incoming, ChannelStep::kSettled);
+    if (!why_not.empty()) return TryNext(target, why_not);
+    target.awaited = Awaited::kNothing;
+    Send(target, ChannelStep::kSettled);
   }
 
   template <typename Function>
-  void Refusing(Outgoing& outgoing, Function function) {
+  void Refusing(ChannelEnd& source, Function function) {
     try {
       function();
     } catch (const Error& error) {
-      outgoing.channel.reset();
-      outgoing.state = OutgoingState::kOffer;
-      Send(outgoing, ChannelStep::kRefused, error.text());
+      source.channel.reset();
+      source.awaited = Awaited::kOffer;
+      Send(source, ChannelStep::kRefused, error.text());
     }
   }
 
-  // Channel of the message; the sender has its other end.
-  Incoming& IncomingOf(const ChannelStepInfo& info, int sender) {
-    return Find(incoming_, [&](const Incoming& incoming) {
-      return incoming.source->rank == info.source && incoming.rank->rank() == info.target &&
-             incoming.source->process == sender;
+  // End of the message's channel; the sender has the other one.
+  ChannelEnd& Find(const ChannelStepInfo& info, int sender) {
+    const bool is_to_target = info.step == ChannelStep::kAnswer ||
+                              info.step == ChannelStep::kProved ||
+                              info.step == ChannelStep::kRefused;
+    const auto found = std::ranges::find_if(ends_, [&](const ChannelEnd& end) {
+      return end.is_incoming == is_to_target && end.peer->process == sender &&
+             RanksOf(end) == std::pair(info.source, info.target);
     });
-  }
-  Outgoing& OutgoingOf(const ChannelStepInfo& info, int sender) {
-    return Find(outgoing_, [&](const Outgoing& outgoing) {
-      return outgoing.target->rank == info.target && outgoing.rank->rank() == info.source &&
-             outgoing.target->process == sender;
-    });
-  }
-  template <typename Entry, typename Predicate>
-  static Entry& Find(std::vector<Entry>& entries, Predicate predicate) {
-    const auto found = std::ranges::find_if(entries, predicate);
-    if (found != entries.end()) return *found;
+    if (found != ends_.end()) return *found;
     Throw(ErrorCode::kTransport,
           "a message names a device channel that does not join its sender and us");
   }
 
   [[noreturn]] void ThrowLate() const {
-    const auto open = std::ranges::find_if(incoming_, [](const Incoming& incoming) {
-      return incoming.state != IncomingState::kNothing;
-    });
-    if (open == incoming_.end()) {
+    const auto open = std::ranges::find_if(
+        ends_, [](const ChannelEnd& end) { return end.is_incoming && !end.is_open(); });
+    if (open == ends_.end()) {
       Throw(ErrorCode::kDeadline,
             "the other processes have not settled their device channels in time");
     }
     throw Error(
         ErrorCode::kDeadline,
-        StrCat(open->source->name, " has not opened a device channel to rank ", open->rank->rank(),
+        StrCat(open->peer->name, " has not opened a device channel to rank ", open->rank->rank(),
                " in time; all processes must see the devices of their platform"),
-        open->source->process);
+        open->peer->process);
   }
 
   std::span<const ChannelPeer> peers_;
@@ -446,9 +409,7 @@ class ChannelNegotiation {
   std::map<std::pair<int, int>, Lanes> lanes_;  // by own rank and peer
   const ChannelOptions& options_;
   JobView& job_;
-  std::vector<Incoming> incoming_;
-  std::vector<Outgoing> outgoing_;
-  size_t num_open_ = 0;
+  std::vector<ChannelEnd> ends_;
 };
 
 }  // namespace

@@ -106,11 +106,4 @@ std::span<const DeviceTransport> DeviceTransports() {
   return all;
 }
 
-const DeviceTransport& DeviceTransportOf(std::string_view name) {
-  const auto transports = DeviceTransports();
-  const auto found = std::ranges::find(transports, name, &DeviceTransport::name);
-  if (found != transports.end()) return *found;
-  Throw(ErrorCode::kTransport, "no transport between devices is called '", name, "'");
-}
-
 }  // namespace jaxhet

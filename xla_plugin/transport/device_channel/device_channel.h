@@ -318,8 +318,6 @@ extern const DeviceTransport verbs_transport, socket_transport;
 
 // All of them, best first.
 std::span<const DeviceTransport> DeviceTransports();
-// Throws TransportError if no transport has this name.
-const DeviceTransport& DeviceTransportOf(std::string_view name);
 
 }  // namespace jaxhet
 
