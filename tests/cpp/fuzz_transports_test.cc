@@ -19,7 +19,6 @@
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/net/verbs/wire.h"
 #include "xla_plugin/transport/process_vm/process_vm.h"
-#include "xla_plugin/transport/shared_memory.h"
 
 // Offers and messages of the transports between processes.
 namespace jaxhet::testing {
@@ -44,12 +43,12 @@ struct OwnTransfer {
   Transfer transfer;
 };
 
-TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
+TransportSetup SetupWith(const MemoryState& state, verbs::Nics& nics) {
   return {.same_host = true,
           .chunk_bytes = kChunkBytes,
           .path_timeout = std::chrono::seconds(1),
           .control_fd = -1,
-          .page = &page,
+          .memory_state = &state,
           .nics = &nics,
           .data_fds = {},
           .data_keys = {},
@@ -58,13 +57,13 @@ TransportSetup SetupWith(const SharedPage& page, verbs::Nics& nics) {
 
 // State that our end and a sound peer of this process share; lives as long as the process.
 struct Peer {
-  SharedPage page;
+  MemoryState state;
   verbs::Nics nics{NicOptions(/*depth=*/2)};
   FuzzHost host;
 
   std::unique_ptr<Connection> Open(std::string_view transport, ConnectionHost& its_host) {
     for (const Transport& entry : Transports()) {
-      TransportSetup setup = SetupWith(page, nics);
+      TransportSetup setup = SetupWith(state, nics);
       if (entry.name == transport) return entry.open(setup, its_host);
     }
     Throw(ErrorCode::kUsage, "no transport ", transport);
@@ -137,8 +136,7 @@ std::vector<std::string> PullSeeds() {
 
 [[maybe_unused]] const bool added_pull = AddFuzzer(
     {.name = "process_vm",
-     .covers = {"xla_plugin/transport/pull.cc", "xla_plugin/transport/process_vm/process_vm.cc",
-                "xla_plugin/transport/shared_memory.cc"},
+     .covers = {"xla_plugin/transport/pull.cc", "xla_plugin/transport/process_vm/process_vm.cc"},
      .seeds = &PullSeeds,
      .run = [](std::string_view input) { Play("process_vm", input); }});
 

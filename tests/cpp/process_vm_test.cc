@@ -18,7 +18,6 @@
 
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
-#include "xla_plugin/transport/shared_memory.h"
 
 // Reads of a process's memory when its pid is, or becomes, another process's.
 namespace jaxhet::testing {
@@ -64,19 +63,20 @@ class End {
     if (transfer.received != kNumBytes) return std::nullopt;
     return result;
   }
+  void Fail() { state_.SetFailed(); }
   // The bytes of the last Read(), also of one that does not count.
   const Bytes& copied() const { return copied_; }
   const std::string& why_lost() const { return host_.why(); }
 
  private:
-  SharedPage page_;
+  MemoryState state_;
   Host host_;
   Bytes copied_;
   TransportSetup setup_{.same_host = true,
                         .chunk_bytes = 4'096,
                         .path_timeout = std::chrono::seconds(1),
                         .control_fd = -1,
-                        .page = &page_,
+                        .memory_state = &state_,
                         .nics = nullptr,
                         .data_fds = {},
                         .data_keys = {},
@@ -116,7 +116,7 @@ std::string OfferOf(End& end, int64_t pid) {
 }
 
 TEST(ProcessVmTest, MemoryOfAnotherProcessThanThePeerIsRefused) {
-  static const std::array<uint64_t, 2> no_nonce{};
+  static const std::array<uint64_t, 3> no_nonce{};
   End peer;
   End own;
   std::string offer = peer.Offer();
@@ -141,6 +141,31 @@ TEST(ProcessVmTest, BytesOfAProcessThatHasThePidOfADeadPeerDoNotCount) {
   EXPECT_EQ(own.copied(), Bytes(kNumBytes, kWrong));
   EXPECT_EQ(own.why_lost(), "it failed or ended while its memory was read");
   Kill(*second);
+}
+
+TEST(ProcessVmTest, BytesOfAPeerThatHasFailedDoNotCount) {
+  const Bytes source(kNumBytes, kRight);
+  End peer;
+  End own;
+  own.Accept(peer.Offer());
+  EXPECT_EQ(own.Read(source), source);
+  peer.Fail();
+  EXPECT_FALSE(own.Read(source));
+  EXPECT_EQ(own.why_lost(), "it failed or ended while its memory was read");
+}
+
+// Memory of an engine that has ended may be anything, also a word that says that all is well.
+TEST(ProcessVmTest, BytesOfAPeerThatHasForgottenItsStateDoNotCount) {
+  const Bytes source(kNumBytes, kRight);
+  End own;
+  alignas(MemoryState) std::array<std::byte, sizeof(MemoryState)> place{};
+  auto* const state = new (place.data()) MemoryState;
+  const std::array<uint64_t, 4> offer{static_cast<uint64_t>(getpid()), state->nonce[0],
+                                      state->nonce[1], reinterpret_cast<uint64_t>(state)};
+  own.Accept(BytesOf(offer));
+  EXPECT_EQ(own.Read(source), source);
+  state->~MemoryState();
+  EXPECT_FALSE(own.Read(source));
 }
 
 }  // namespace

@@ -30,15 +30,13 @@ SharedMemory::SharedMemory(size_t num_bytes)
   if (error_number != 0) throw Error(ErrorCode::kTransport, ErrnoText("fallocate", error_number));
   if (fcntl(fd_.get(), F_ADD_SEALS, kSeals) < 0) ThrowErrno("fcntl(F_ADD_SEALS)");
   if (getrandom(&info_.nonce, sizeof info_.nonce, 0) != sizeof info_.nonce) ThrowErrno("getrandom");
-  Map(PROT_READ | PROT_WRITE);
+  Map();
   std::memcpy(base_, &info_.nonce, sizeof info_.nonce);
 }
 
-SharedMemory::SharedMemory(const SharedMemoryInfo& info, Access access) : info_(info) {
+SharedMemory::SharedMemory(const SharedMemoryInfo& info) : info_(info) {
   const std::string path = StrCat("/proc/", info.pid, "/fd/", info.fd);
-  const bool writes = access == Access::kReadWrite;
-  // A pipe in its place would block.
-  fd_.Reset(open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK));
+  fd_.Reset(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));  // a pipe there would block
   if (!fd_) throw Error(ErrorCode::kTransport, ErrnoText(StrCat("open ", path), errno));
   struct stat status{};
   const int seals = fcntl(fd_.get(), F_GET_SEALS);
@@ -46,7 +44,7 @@ SharedMemory::SharedMemory(const SharedMemoryInfo& info, Access access) : info_(
       !InBounds(kHeaderBytes, info.num_bytes, static_cast<size_t>(status.st_size))) {
     Throw(ErrorCode::kTransport, path, " is not the peer's memory");
   }
-  Map(writes ? PROT_READ | PROT_WRITE : PROT_READ);
+  Map();
   fd_.Reset();
   if (std::memcmp(base_, &info.nonce, sizeof info.nonce) != 0) {
     munmap(base_, kHeaderBytes + info_.num_bytes);
@@ -61,21 +59,11 @@ std::span<std::byte> SharedMemory::pages() const {
   return {base_, RoundUp(kHeaderBytes + info_.num_bytes, page)};
 }
 
-void SharedMemory::Map(int protection) {
-  void* const base =
-      mmap(nullptr, kHeaderBytes + info_.num_bytes, protection, MAP_SHARED, fd_.get(), 0);
+void SharedMemory::Map() {
+  void* const base = mmap(nullptr, kHeaderBytes + info_.num_bytes, PROT_READ | PROT_WRITE,
+                          MAP_SHARED, fd_.get(), 0);
   if (base == MAP_FAILED) ThrowErrno("mmap");
   base_ = static_cast<std::byte*>(base);
-}
-
-SharedPage::SharedPage(const SharedMemoryInfo& info) : memory_(info) {
-  if (info.num_bytes < sizeof(uint64_t)) Throw(ErrorCode::kTransport, "the shared page is cut");
-}
-
-bool SharedPage::HasFailed() const {
-  // The reads of a pull come before this load.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  return failed().load(std::memory_order_seq_cst) != 0;
 }
 
 }  // namespace jaxhet

@@ -15,7 +15,7 @@
 
 namespace jaxhet {
 
-class SharedPage;
+struct MemoryState;
 namespace verbs {
 class Nics;
 }
@@ -25,7 +25,7 @@ struct TransportSetup {
   size_t chunk_bytes;
   std::chrono::milliseconds path_timeout;  // without an acknowledgement, a network path has failed
   int control_fd;                          // the control connection's socket, or -1
-  const SharedPage* page;                  // page of this process
+  const MemoryState* memory_state;         // state of this process's memory
   verbs::Nics* nics;                       // NICs of this process
   std::vector<Fd> data_fds;                // the transport that uses them takes them
   std::vector<SealKeys> data_keys;         // one for each of `data_fds`

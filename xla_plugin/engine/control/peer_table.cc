@@ -46,7 +46,7 @@ Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
                     .chunk_bytes = static_cast<size_t>(options_.chunk_bytes),
                     .path_timeout = PathTimeout(options_),
                     .control_fd = place->second.channel.socket()->fd(),
-                    .page = &page_,
+                    .memory_state = &memory_state_,
                     .nics = &nics_,
                     .data_fds = std::move(spec.data),
                     .data_keys = std::move(keys),
@@ -56,9 +56,7 @@ Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
 void PeerTable::Merge(std::map<int, Peer>& peers) {
   peers_.merge(peers);
   const bool has_all = std::ssize(peers_) == roster_.num_processes();
-  if (!has_all) return;  // others may join
-  nics_.Release();
-  page_.memory().CloseFd();
+  if (has_all) nics_.Release();
 }
 
 void PeerTable::AddPlan(int64_t plan, std::string_view text, std::string_view program) {

@@ -16,7 +16,7 @@
 #include "xla_plugin/engine/control/peer.h"
 #include "xla_plugin/engine/control/roster.h"
 #include "xla_plugin/net/verbs/nics.h"
-#include "xla_plugin/transport/shared_memory.h"
+#include "xla_plugin/transport/process_vm/process_vm.h"
 
 namespace jaxhet {
 
@@ -31,8 +31,8 @@ class PeerTable {
   Introduction Make(PeerSpec spec, std::map<int, Peer>& peers);
   void Merge(std::map<int, Peer>& peers);  // keeps their addresses
 
-  // Peers that share memory with this process see that it has failed, or left.
-  void SetFailed() { page_.SetFailed(); }
+  // Peers that read this process's memory see that it has failed, or left.
+  void SetFailed() { memory_state_.SetFailed(); }
 
   void SetRanks(std::vector<RankInfo> ranks) { roster_.SetRanks(std::move(ranks)); }
   // A plan of this process.
@@ -67,7 +67,7 @@ class PeerTable {
   const Encryption encryption_;
   Roster roster_;
   Plans plans_;  // this process's own
-  SharedPage page_;
+  MemoryState memory_state_;
   verbs::Nics nics_;
   std::map<int, Peer> peers_;  // by process
 };
