@@ -138,7 +138,7 @@ def libcrypto() -> str:
 def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     """Every port of every RDMA NIC, as the verbs transport with an Engine's options sees it.
 
-    device, port (0: the NIC can't be opened), gbps, mtu in bytes or None, gid_index or None, reason
+    device, port (0: the NIC can't be opened), mtu in bytes or None, gid_index or None, reason
     (why this GID, or how InfiniBand is addressed), problem (why it is not used).
     """
 

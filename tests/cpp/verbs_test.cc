@@ -8,7 +8,6 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/net/verbs/distance.h"
 #include "xla_plugin/net/verbs/gid.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/net/verbs/wire.h"
@@ -121,25 +120,24 @@ void PutPci(const Folder& sysfs, const std::string& path, int numa_node) {
   sysfs.Link("bus/pci/devices/" + path.substr(path.rfind('/') + 1), "devices/" + path);
 }
 
-TEST(VerbsTest, MeasuresDistanceByPcieTree) {
+TEST(VerbsTest, NicIsNearByBridgesAndThenByNumaNode) {
   const Folder sysfs;
   const std::string pcie_switch = "pci0000:00/0000:00:01.0/0000:01:00.0/";
   PutPci(sysfs, pcie_switch + "0000:02:00.0/0000:0a:00.0", 0);
   PutPci(sysfs, pcie_switch + "0000:02:01.0/0000:04:00.0", 0);
-  PutPci(sysfs, pcie_switch + "0000:02:02.0/0000:05:00.0/0000:06:00.0/0000:07:00.0", 0);
+  PutPci(sysfs, "pci0000:00/0000:00:01.0/0000:05:00.0", 0);
   PutPci(sysfs, "pci0000:00/0000:00:02.0/0000:08:00.0", 0);
   PutPci(sysfs, "pci0000:40/0000:40:01.0/0000:41:00.0", 0);
   PutPci(sysfs, "pci0000:80/0000:80:01.0/0000:81:00.0", 1);
-  const auto distance = [&](const char* pci) {
-    return verbs::DistanceBetween(sysfs.path(), "0000:0A:00.0", pci);
+  const auto nearness = [&](const char* pci) {
+    return verbs::Nearness(sysfs.path(), "0000:0A:00.0", pci);
   };
-  EXPECT_EQ(distance("0000:04:00.0"), verbs::Distance::kPix);
-  EXPECT_EQ(distance("0000:07:00.0"), verbs::Distance::kPxb);
-  EXPECT_EQ(distance("0000:08:00.0"), verbs::Distance::kPhb);
-  EXPECT_EQ(distance("0000:41:00.0"), verbs::Distance::kNode);
-  EXPECT_EQ(distance("0000:81:00.0"), verbs::Distance::kSys);
-  EXPECT_EQ(distance("0000:99:00.0"), verbs::Distance::kSys);  // nothing is known of it
-  EXPECT_EQ(distance(""), verbs::Distance::kSys);
+  EXPECT_GT(nearness("0000:04:00.0"), nearness("0000:05:00.0"));  // below one switch
+  EXPECT_GT(nearness("0000:05:00.0"), nearness("0000:08:00.0"));
+  EXPECT_GT(nearness("0000:08:00.0"), nearness("0000:41:00.0"));  // below one host bridge
+  EXPECT_GT(nearness("0000:41:00.0"), nearness("0000:81:00.0"));  // on one NUMA node
+  EXPECT_GT(nearness("0000:81:00.0"), nearness("0000:99:00.0"));  // nothing is known of it
+  EXPECT_EQ(nearness("0000:99:00.0"), 0);
 }
 
 TEST(VerbsTest, FindsPciAddressOfNic) {

@@ -230,7 +230,6 @@ nb::dict ToDict(const verbs::NicInfo& info) {
   nb::dict dict;
   dict["device"] = info.device;
   dict["port"] = info.port;
-  dict["gbps"] = info.gbps;
   dict["mtu"] = info.mtu > 0 ? Number(128 << info.mtu) : std::nullopt;  // enum ibv_mtu
   dict["gid_index"] = has_gid ? Number(info.gid.index) : std::nullopt;
   dict["reason"] = info.reason;

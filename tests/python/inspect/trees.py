@@ -18,7 +18,7 @@ Max locked memory         {soft:<20} unlimited            bytes
 
 def chosen(nic: str, **changes: Any) -> Choice:
     """Report of the verbs transport on port 1 of `roce_host`'s NIC, or of one like it."""
-    port = {"device": nic, "port": 1, "gbps": 400.0, "mtu": 4096, "gid_index": 5}
+    port = {"device": nic, "port": 1, "mtu": 4096, "gid_index": 5}
     port |= {"reason": "RoCE v2, IPv4, on ens1f0", "problem": ""}
     return Choice((port | changes,))
 

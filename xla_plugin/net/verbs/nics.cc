@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <tuple>
 #include <utility>
@@ -13,6 +15,8 @@
 
 namespace jaxhet::verbs {
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string_view StateName(int state) {
   constexpr std::array<std::string_view, 6> kNames = {"unknown", "down",   "initializing",
@@ -65,6 +69,27 @@ NicInfo Describe(const Context& context, int port, const Options& options) {
     info.problem = error.text();
   }
   return info;
+}
+
+// Drivers write addresses in capitals, too.
+fs::path FolderOf(std::string_view sysfs, std::string_view pci) {
+  std::string address(pci);
+  std::ranges::transform(address, address.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return fs::path(sysfs) / "bus/pci/devices" / address;
+}
+
+// Where a link leads to, part by part; none if it is not there.
+std::vector<std::string> PartsOf(const fs::path& link) {
+  std::error_code ignored;
+  const fs::path target = fs::canonical(link, ignored);
+  return {target.begin(), target.end()};
+}
+
+int NumaNode(const fs::path& folder) {
+  int node = -1;
+  std::ifstream(folder / "numa_node") >> node;
+  return node;
 }
 
 // "mlx5_0" or "mlx5_0:1".
@@ -154,6 +179,25 @@ std::vector<NicInfo> DescribeNics(const Options& options) {
   return infos;
 }
 
+std::string PciAddressOf(const std::string& device_folder) {
+  std::vector<std::string> parts = PartsOf(fs::path(device_folder) / "device");
+  const auto is_pci_address = [](const std::string& name) {
+    return std::ranges::count(name, ':') == 2;
+  };
+  // The device may be one below that of PCI.
+  while (!parts.empty() && !is_pci_address(parts.back())) parts.pop_back();
+  return parts.empty() ? "" : parts.back();
+}
+
+int Nearness(std::string_view sysfs, std::string_view pci_a, std::string_view pci_b) {
+  const fs::path folder_a = FolderOf(sysfs, pci_a);
+  const fs::path folder_b = FolderOf(sysfs, pci_b);
+  const std::vector<std::string> a = PartsOf(folder_a);
+  const std::vector<std::string> b = PartsOf(folder_b);
+  const auto num_shared = std::ranges::mismatch(a, b).in1 - a.begin();
+  return 2 * static_cast<int>(num_shared) + (NumaNode(folder_a) == NumaNode(folder_b) ? 1 : 0);
+}
+
 double PortGbps(const std::string& folder, int port) {
   double gbps = 0;
   std::ifstream(StrCat(folder, "/ports/", port, "/rate")) >> gbps;  // "400 Gb/sec (4X NDR)"
@@ -188,17 +232,16 @@ std::span<const std::shared_ptr<Nic>> Nics::Usable() {
   return usable_;
 }
 
-std::vector<std::shared_ptr<Nic>> Nics::Near(std::string_view pci, std::string_view sysfs) {
+std::vector<std::shared_ptr<Nic>> Nics::Near(std::string_view pci) {
   const std::span<const std::shared_ptr<Nic>> usable = Usable();
   std::vector<std::shared_ptr<Nic>> near;
-  auto least = Distance::kSys;
+  int most = 0;
   for (const auto& nic : usable) {
     const std::string own = PciAddressOf(nic->context->folder());
-    const Distance distance =
-        pci.empty() || own.empty() ? Distance::kSys : DistanceBetween(sysfs, pci, own);
-    if (distance > least) continue;
-    if (distance < least) near.clear();
-    least = distance;
+    const int nearness = pci.empty() || own.empty() ? 0 : Nearness("/sys", pci, own);
+    if (nearness < most) continue;
+    if (nearness > most) near.clear();
+    most = nearness;
     near.push_back(nic);
   }
   return near;

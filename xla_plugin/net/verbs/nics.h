@@ -13,7 +13,6 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/net/verbs/device.h"
-#include "xla_plugin/net/verbs/distance.h"
 #include "xla_plugin/net/verbs/gid.h"
 #include "xla_plugin/net/verbs/options.h"
 
@@ -61,7 +60,7 @@ class Nics {
   // NICs to use, by name. Throws TransportError, which says why and what to do, if none is usable.
   std::span<const std::shared_ptr<Nic>> Usable();
   // Usable NICs that are nearest to a device on PCI; all of them for a device of unknown place.
-  std::vector<std::shared_ptr<Nic>> Near(std::string_view pci, std::string_view sysfs = kSysfs);
+  std::vector<std::shared_ptr<Nic>> Near(std::string_view pci);
   // Closes NICs that no connection uses. No connection is made afterwards.
   void Release() { usable_.clear(); }
 
@@ -88,6 +87,14 @@ std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options);
 
 // Describes the same ports and closes the devices. Also throws TransportError without libibverbs.
 std::vector<NicInfo> DescribeNics(const Options& options);
+
+// PCI address, "0000:01:00.0", of the NIC with this folder of sysfs, /sys/class/infiniband/NAME;
+// empty for a NIC in software.
+std::string PciAddressOf(const std::string& device_folder);
+
+// How near two devices are by their PCI addresses: nearer the more bridges they share in the tree
+// of sysfs, and then on one NUMA node. A device that sysfs does not know shares none.
+int Nearness(std::string_view sysfs, std::string_view pci_a, std::string_view pci_b);
 
 // Rate of a port in Gbit/s as the kernel states it; 0 if it does not. `folder`: the device's in
 // sysfs.
