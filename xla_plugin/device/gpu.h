@@ -14,13 +14,40 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/fd.h"
+#include "xla_plugin/base/function.h"
 #include "xla_plugin/base/strings.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"
-#include "xla_plugin/device/gpu_context.h"
 
 namespace jaxhet {
+
+// Code that CUDA's driver and HIP share. An Api holds the entry points under the same names
+// with the same signatures, the values of the flags, and the few calls that differ.
+
+// A result that is not success must not stay behind as the thread's "last error": XLA looks at that
+// after its own calls. Both of these clear it.
+
+template <typename Api, typename... Parameters, typename... Arguments>
+int Try(const Api& api, const Function<int(Parameters...)>& function, Arguments... arguments) {
+  const int result = function(arguments...);
+  if (result != kGpuSuccess) api.ClearLastError();
+  return result;
+}
+
+template <typename Api>
+void Check(const Api& api, const char* call, std::string_view where, int result) {
+  if (result == kGpuSuccess) return;
+  api.ClearLastError();
+  ThrowFailure(call, where, api.Describe(result));
+}
+
+template <typename Api, typename... Parameters, typename... Arguments>
+void CallOn(const Api& api, std::string_view where, const Function<int(Parameters...)>& function,
+            Arguments... arguments) {
+  Check(api, function.name(), where, function(arguments...));
+}
 
 // Needs no context.
 template <typename Api>
@@ -71,53 +98,63 @@ std::vector<DeviceInfo> ListGpus(Vendor::Libraries libraries) {
   return devices;
 }
 
+// A device by its primary context.
 template <typename Api>
 class Gpu final : public Device {
  public:
   static std::unique_ptr<Device> Open(Vendor::Libraries libraries, int ordinal) {
     const Api api{Library(libraries)};
     CallOn(api, Api::kVendor, api.init, 0U);
-    return std::make_unique<Gpu>(api, ReadInfo(api, ordinal));
+    auto gpu = std::make_unique<Gpu>(api, ReadInfo(api, ordinal));
+    if (!Api::kWaitsAcquire) gpu->fence_ = gpu->CreateEvent();
+    return gpu;
   }
 
-  Gpu(Api api, DeviceInfo info) : Device(std::move(info)), context_(std::move(api), this->info()) {}
+  Gpu(Api api, DeviceInfo info)
+      : Device(std::move(info)), api_(std::move(api)), where_(this->info().ToString()) {
+    Check(api_, Api::kRetainName, where_, api_.Retain(this->info().ordinal, &context_));
+  }
+  ~Gpu() override {
+    fence_ = {};
+    api_.Release(info().ordinal);
+  }
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
 
   void DestroyStream(StreamHandle stream) noexcept override {
-    context_.RunUndo([&](const Api& api) {
+    Undo([&](const Api& api) {
       return std::pair(api.stream_destroy.name(), api.DestroyStream(stream));
     });
   }
-  void DestroyEvent(EventHandle event) noexcept override {
-    context_.Undo(api().event_destroy, event);
-  }
-  void Free(void* memory) noexcept override { context_.Undo(api().free, memory); }
-  void FreePinned(void* host) noexcept override { context_.Undo(api().host_free, host); }
-  void Unregister(void* host) noexcept override { context_.Undo(api().host_unregister, host); }
-  void CloseIpc(void* memory) noexcept override { context_.Undo(api().ipc_close, memory); }
+  void DestroyEvent(EventHandle event) noexcept override { Undo(api_.event_destroy, event); }
+  void Free(void* memory) noexcept override { Undo(api_.free, memory); }
+  void FreePinned(void* host) noexcept override { Undo(api_.host_free, host); }
+  void Unregister(void* host) noexcept override { Undo(api_.host_unregister, host); }
+  void CloseIpc(void* memory) noexcept override { Undo(api_.ipc_close, memory); }
   void Unmap(AddressRange memory) noexcept override {
-    context_.RunUndo([&](const Api& api) { return api.Unmap(memory); });
+    Undo([&](const Api& api) { return api.Unmap(memory); });
   }
 
   Stream CreateStream(StreamPriority priority) override {
     constexpr int kNormal = 0;  // HIP has a lower one
     int lowest = 0;
     int highest = 0;
-    context_.Call(api().stream_priority_range, &lowest, &highest);
+    Call(api_.stream_priority_range, &lowest, &highest);
     StreamHandle stream = nullptr;
-    context_.Call(api().stream_create, &stream, Api::kStreamNonBlocking,
-                  priority == StreamPriority::kHigh ? highest : kNormal);
+    Call(api_.stream_create, &stream, Api::kStreamNonBlocking,
+         priority == StreamPriority::kHigh ? highest : kNormal);
     return {*this, stream};
   }
 
   Event CreateEvent() override {
     EventHandle event = nullptr;
-    context_.Call(api().event_create, &event, Api::kEventFlags);
+    Call(api_.event_create, &event, Api::kEventFlags);
     return {*this, event};
   }
 
   Memory Allocate(size_t num_bytes) override {
     void* memory = nullptr;
-    context_.Run([&](const Api& api) {
+    Run([&](const Api& api) {
       return std::pair(api.malloc.name(), api.Allocate(&memory, num_bytes));
     });
     return {*this, memory};
@@ -125,41 +162,40 @@ class Gpu final : public Device {
 
   PinnedMemory AllocatePinned(size_t num_bytes) override {
     void* host = nullptr;
-    context_.Call(api().host_malloc, &host, num_bytes,
-                  Api::kHostMallocPortable | Api::kHostMallocMapped);
+    Call(api_.host_malloc, &host, num_bytes, Api::kHostMallocPortable | Api::kHostMallocMapped);
     return {*this, host};
   }
 
   Registration Register(std::span<std::byte> host) override {
-    context_.Call(api().host_register, host.data(), host.size(),
-                  Api::kHostRegisterPortable | Api::kHostRegisterMapped);
+    Call(api_.host_register, host.data(), host.size(),
+         Api::kHostRegisterPortable | Api::kHostRegisterMapped);
     return {*this, host.data()};
   }
 
   void* DeviceAddress(void* pinned_host) override {
     void* address = nullptr;
-    context_.Call(api().host_get_device_pointer, &address, pinned_host, 0U);
+    Call(api_.host_get_device_pointer, &address, pinned_host, 0U);
     return address;
   }
 
   void Record(EventHandle event, StreamHandle stream) override {
-    context_.Call(api().event_record, event, stream);
+    Call(api_.event_record, event, stream);
   }
   void WaitEvent(StreamHandle stream, EventHandle event) override {
-    context_.Call(api().stream_wait_event, stream, event, 0U);
+    Call(api_.stream_wait_event, stream, event, 0U);
   }
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    context_.Run([&](const Api& api) {
+    Run([&](const Api& api) {
       return std::pair(api.memcpy_async.name(), api.Copy(to, from, num_bytes, stream));
     });
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
     if (num_bytes == 0) return;
-    context_.Call(api().memset_async, to, std::to_integer<unsigned char>(value), num_bytes, stream);
+    Call(api_.memset_async, to, std::to_integer<unsigned char>(value), num_bytes, stream);
   }
   void Values(StreamHandle stream, std::span<const StreamValue> values) override {
-    context_.Run([&](const Api& api) { return api.Values(stream, values); });
+    Run([&](const Api& api) { return api.Values(stream, values); });
     if constexpr (!Api::kWaitsAcquire) {
       const bool has_waited =
           std::ranges::count(values, StreamValue::Kind::kWait, &StreamValue::kind) > 0;
@@ -167,39 +203,40 @@ class Gpu final : public Device {
     }
   }
 
-  bool IsIdle(StreamHandle stream) override { return context_.IsIdle(stream); }
-  void Synchronize(StreamHandle stream) override {
-    context_.Call(api().stream_synchronize, stream);
+  bool IsIdle(StreamHandle stream) override {
+    const Current current(*this);
+    const int result = Try(api_, api_.stream_query, stream);
+    if (result == kGpuNotReady) return false;
+    Check(api_, api_.stream_query.name(), where_, result);
+    return true;
   }
+  void Synchronize(StreamHandle stream) override { Call(api_.stream_synchronize, stream); }
 
   IpcHandleInfo ExportIpc(void* address) override {
     IpcHandleInfo handle{};
-    context_.Call(api().ipc_get, &handle, RangeOf(address).base);
+    Call(api_.ipc_get, &handle, RangeOf(address).base);
     return handle;
   }
   IpcMemory OpenIpc(const IpcHandleInfo& handle) override {
     void* memory = nullptr;
-    context_.Call(api().ipc_open, &memory, handle, Api::kIpcLazyPeerAccess);
+    Call(api_.ipc_open, &memory, handle, Api::kIpcLazyPeerAccess);
     return {*this, memory};
   }
 
   Fd ExportFd(const void* address) override {
     int fd = -1;
-    context_.Run([&](const Api& api) { return api.ExportFd(const_cast<void*>(address), &fd); });
+    Run([&](const Api& api) { return api.ExportFd(const_cast<void*>(address), &fd); });
     return Fd(fd);
   }
   MappedMemory MapFd(const Fd& fd, size_t num_bytes) override {
     void* memory = nullptr;
-    context_.Run([&](const Api& api) {
-      return api.MapFd(fd.get(), num_bytes, context_.ordinal(), &memory);
-    });
+    Run([&](const Api& api) { return api.MapFd(fd.get(), num_bytes, info().ordinal, &memory); });
     return {*this, {.base = memory, .num_bytes = num_bytes}};
   }
 
   AddressRange RangeOf(const void* address) override {
     AddressRange range{};
-    context_.Call(api().get_address_range, &range.base, &range.num_bytes,
-                  const_cast<void*>(address));
+    Call(api_.get_address_range, &range.base, &range.num_bytes, const_cast<void*>(address));
     return range;
   }
 
@@ -211,19 +248,60 @@ class Gpu final : public Device {
     const size_t size = (begin + num_bytes - first + page - 1) & ~(page - 1);
     int fd = -1;
     uint64_t offset = 0;
-    context_.Run([&](const Api& api) {
+    Run([&](const Api& api) {
       return api.ExportDmaBuf(reinterpret_cast<void*>(first), size, &fd, &offset);
     });
     return {.fd = Fd(fd), .offset = offset + (begin - first)};
   }
 
  private:
-  const Api& api() const { return context_.api(); }
+  // Makes the device current for the calling thread, and what was current before afterwards.
+  class Current {
+   public:
+    explicit Current(const Gpu& gpu) : api_(gpu.api_) {
+      Check(api_, Api::kEnterName, gpu.where_, api_.Enter(gpu.context_, &before_));
+    }
+    ~Current() { api_.Leave(before_); }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
 
-  const GpuContext<Api> context_;
+   private:
+    const Api& api_;
+    Api::Context before_{};
+  };
+
+  template <typename... Parameters, typename... Arguments>
+  void Call(const Function<int(Parameters...)>& function, Arguments... arguments) const {
+    const Current current(*this);
+    CallOn(api_, where_, function, arguments...);
+  }
+  // `act` gives the name of a call and its result.
+  template <typename Act>
+  void Run(Act act) const {
+    const Current current(*this);
+    const auto [call, result] = act(api_);
+    Check(api_, call, where_, result);
+  }
+  // Releases; a failure is logged.
+  template <typename Act>
+  void Undo(Act act) const noexcept {
+    try {
+      Run(act);
+    } catch (const Error& error) {
+      LogLine(error.what());
+    }
+  }
+  template <typename Handle>
+  void Undo(const Function<int(Handle)>& function, Handle handle) const noexcept {
+    Undo([&](const Api& /*api*/) { return std::pair(function.name(), function(handle)); });
+  }
+
+  const Api api_;
+  const std::string where_;
+  Api::Context context_{};
   // Recording it is a barrier that empties the device's caches, so that later work of the stream
   // sees what others wrote before the words that it waited for. Nothing waits for the event.
-  Event fence_ = Api::kWaitsAcquire ? Event{} : CreateEvent();
+  Event fence_;
 };
 
 }  // namespace jaxhet
