@@ -45,7 +45,7 @@ void Lane::TakeMessages() {
   }
 }
 
-ProxyTask::State Lane::Advance() {
+Lane::State Lane::Advance() {
   const std::lock_guard lock(mutex_);
   if (is_over_) return State::kIdle;
   has_moved_ = is_stalled_ = false;

@@ -15,14 +15,21 @@
 
 #include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/socket/control_channel.h"
-#include "xla_plugin/transport/device_channel/proxy.h"
 
 namespace jaxhet {
 
+class ProxyThread;
+
 // A Connection that a proxy drives, for the channels of both directions between two ranks or for
 // one channel.
-class Lane final : public ProxyTask, private ConnectionHost {
+class Lane final : private ConnectionHost {
  public:
+  enum class State {
+    kIdle,     // there is nothing to do before an event of a pollable, or Wake()
+    kWaiting,  // a device, or a NIC that is polled, comes first
+    kMoved,
+  };
+
   // One channel's work; each transfer of it is a chunk. The lane's errors end both directions.
   class Direction {
    public:
@@ -50,8 +57,12 @@ class Lane final : public ProxyTask, private ConnectionHost {
   Connection& connection() { return *connection_; }
   // Throws for the offer of another version.
   void Accept(std::string_view offer);
-  std::vector<Pollable*> Pollables() override;
-  State Advance() override;
+  // Returns the same ones each time.
+  std::vector<Pollable*> Pollables();
+  // Only the proxy's thread calls it, and handles events of the pollables. Does not block or throw.
+  State Advance();
+  // Says that the lane may have something to do. Any thread may call it.
+  void Wake();
 
   void SetOutgoing(Direction& direction);
   void SetIncoming(Direction& direction);
@@ -61,6 +72,9 @@ class Lane final : public ProxyTask, private ConnectionHost {
   uint64_t num_path_failures() const { return num_path_failures_; }
 
  private:
+  friend class Proxy;
+  friend class ProxyThread;
+
   static constexpr uint32_t kMessage = 0;  // the only type
 
   void TakeMessages();
@@ -77,6 +91,8 @@ class Lane final : public ProxyTask, private ConnectionHost {
   void Sent(Transfer& transfer, size_t num_bytes) override;
   void Received(Transfer& transfer, size_t num_bytes) override;
 
+  std::atomic<bool> is_due_ = true;
+  std::atomic<ProxyThread*> thread_ = nullptr;
   const LogFunction log_;
   std::optional<ControlChannel> messages_;  // none: the ends send each other none
   std::unique_ptr<Connection> connection_;

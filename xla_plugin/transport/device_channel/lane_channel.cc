@@ -7,11 +7,12 @@
 #include <utility>
 
 #include "xla_plugin/transport/device_channel/channel_arena.h"
+#include "xla_plugin/transport/device_channel/proxy.h"
 
 namespace jaxhet {
 namespace {
 
-using State = ProxyTask::State;
+using State = Lane::State;
 
 // Proxy threads of a rank for each lane to a partner: with several partners lanes are fewer, and
 // threads share them.

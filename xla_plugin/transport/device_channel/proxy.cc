@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <iterator>
 #include <map>
@@ -15,12 +16,13 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/thread.h"
+#include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
 namespace {
 
 using std::chrono::microseconds;
-using State = ProxyTask::State;
+using State = Lane::State;
 
 // A thread that waits for a device turns so often without a pause, then so often with short ones.
 constexpr int kSpins = 200;
@@ -49,11 +51,11 @@ class ProxyThread {
   ProxyThread(const ProxyThread&) = delete;
   ProxyThread& operator=(const ProxyThread&) = delete;
 
-  void Add(ProxyTask& task) {
+  void Add(Lane& lane) {
     {
       const std::lock_guard lock(mutex_);
-      for (Pollable* const pollable : task.Pollables()) Watch(pollable, task);
-      added_.push_back(&task);
+      for (Pollable* const pollable : lane.Pollables()) Watch(pollable, lane);
+      added_.push_back(&lane);
     }
     has_added_ = true;
     Wake();
@@ -68,10 +70,10 @@ class ProxyThread {
   }
 
  private:
-  void Watch(Pollable* pollable, ProxyTask& task) {
-    std::vector<ProxyTask*>& tasks = watched_[pollable];
-    tasks.push_back(&task);
-    if (tasks.size() > 1) return;
+  void Watch(Pollable* pollable, Lane& lane) {
+    std::vector<Lane*>& lanes = watched_[pollable];
+    lanes.push_back(&lane);
+    if (lanes.size() > 1) return;
     epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                       .data = {.ptr = pollable}};
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pollable->fd(), &event) != 0) {
@@ -97,13 +99,13 @@ class ProxyThread {
   State Turn() {
     if (has_added_.exchange(false)) {
       const std::lock_guard lock(mutex_);
-      std::ranges::copy(std::exchange(added_, {}), std::back_inserter(tasks_));
+      std::ranges::copy(std::exchange(added_, {}), std::back_inserter(lanes_));
     }
     State state = State::kIdle;
-    for (ProxyTask* const task : tasks_) {
-      if (!task->is_due_ || !task->is_due_.exchange(false)) continue;
-      const State reached = task->Advance();
-      if (reached != State::kIdle) task->is_due_ = true;
+    for (Lane* const lane : lanes_) {
+      if (!lane->is_due_ || !lane->is_due_.exchange(false)) continue;
+      const State reached = lane->Advance();
+      if (reached != State::kIdle) lane->is_due_ = true;
       state = std::max(state, reached);
     }
     return state;
@@ -112,8 +114,8 @@ class ProxyThread {
   // Waits for an event or Wake(), for at most so long; none: without a limit.
   void Sleep(std::optional<microseconds> most) {
     is_asleep_ = true;
-    const auto is_due = [](const ProxyTask* task) { return task->is_due_.load(); };
-    if (stopping_ || has_added_ || (!most && std::ranges::any_of(tasks_, is_due))) {
+    const auto is_due = [](const Lane* lane) { return lane->is_due_.load(); };
+    if (stopping_ || has_added_ || (!most && std::ranges::any_of(lanes_, is_due))) {
       is_asleep_ = false;
     } else if (most) {
       const timespec limit{.tv_sec = 0, .tv_nsec = 1'000 * most->count()};
@@ -138,7 +140,7 @@ class ProxyThread {
       auto* const pollable = static_cast<Pollable*>(event.data.ptr);
       if (pollable == nullptr) continue;  // the event of Wake()
       pollable->OnEvents(event.events);
-      for (ProxyTask* const task : watched_.at(pollable)) task->is_due_ = true;
+      for (Lane* const lane : watched_.at(pollable)) lane->is_due_ = true;
     }
   }
 
@@ -147,14 +149,14 @@ class ProxyThread {
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> is_asleep_ = false;
   std::atomic<bool> has_added_ = false;
-  std::vector<ProxyTask*> tasks_;  // the thread's
+  std::vector<Lane*> lanes_;  // the thread's
   std::mutex mutex_;
-  std::vector<ProxyTask*> added_;                         // under mutex_
-  std::map<Pollable*, std::vector<ProxyTask*>> watched_;  // under mutex_; tasks may share pollables
+  std::vector<Lane*> added_;                         // under mutex_
+  std::map<Pollable*, std::vector<Lane*>> watched_;  // under mutex_; lanes may share pollables
   std::thread thread_;
 };
 
-void ProxyTask::Wake() {
+void Lane::Wake() {
   is_due_ = true;
   if (ProxyThread* const thread = thread_) thread->Wake();
 }
@@ -162,17 +164,17 @@ void ProxyTask::Wake() {
 Proxy::Proxy() = default;
 Proxy::~Proxy() = default;
 
-void Proxy::Add(ProxyTask& task, size_t wanted_threads) {
+void Proxy::Add(Lane& lane, size_t wanted_threads) {
   const std::lock_guard lock(mutex_);
-  if (task.thread_ != nullptr) return;
+  if (lane.thread_ != nullptr) return;
   if (!ready_) ready_ = Fd(eventfd(1, EFD_CLOEXEC));
   if (!ready_) ThrowErrno("eventfd");
-  if (num_tasks_ >= threads_.size() && threads_.size() < std::min(wanted_threads, kMostThreads)) {
+  if (num_lanes_ >= threads_.size() && threads_.size() < std::min(wanted_threads, kMostThreads)) {
     threads_.push_back(std::make_unique<ProxyThread>(ready_));
   }
-  ProxyThread& thread = *threads_[num_tasks_++ % threads_.size()];
-  task.thread_ = &thread;
-  thread.Add(task);
+  ProxyThread& thread = *threads_[num_lanes_++ % threads_.size()];
+  lane.thread_ = &thread;
+  thread.Add(lane);
 }
 
 }  // namespace jaxhet
