@@ -1,6 +1,7 @@
 // Channels within one host.
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,7 +12,6 @@
 #include "xla_plugin/device/proof.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
-#include "xla_plugin/transport/device_channel/operand_memory.h"
 #include "xla_plugin/transport/shared_memory.h"
 
 namespace jaxhet {
@@ -40,6 +40,16 @@ struct SharedChannelInfo {
   FdMailboxInfo mailbox;       // for the source's memory that is to be pulled from
 };
 
+// Message of the source to the target: the allocation that its operands lie in (XLA's arena), for
+// the target's device to pull out of. The reason follows if it can't be shared.
+struct OperandMemoryInfo {
+  uint64_t num_bytes;  // 0: nothing is shared
+  uint64_t proof_place;
+  uint64_t pull_bytes;
+  uint64_t by_handle;  // else by a file descriptor
+  IpcHandleInfo handle;
+};
+
 // Throws TransportError for other bytes.
 SharedChannelInfo ParseSharedChannelInfo(std::string_view offer) {
   SharedChannelInfo info{};
@@ -58,7 +68,7 @@ class SharedWordsChannel : public DeviceChannel {
     words().intact.value = kOpen;  // the rest is zero, as new shared memory is
   }
   SharedWordsChannel(Device& device, const SharedMemoryInfo& memory, size_t extra_bytes)
-      : memory_(memory, SharedMemory::Access::kReadWrite) {
+      : memory_(memory) {
     if (memory.num_bytes != kExtraOffset + extra_bytes) {
       Throw(ErrorCode::kTransport,
             "the device channel has another size here; is it another jaxhet?");
@@ -108,7 +118,7 @@ class TargetChannel final : public SharedWordsChannel {
                            .slot_bytes = slot_bytes(),
                            .slots_handle = {},
                            .slots_offset = 0,
-                           .mailbox = operands_.mailbox()};
+                           .mailbox = mailbox_.info()};
     auto* const slots = static_cast<std::byte*>(memory_.get());
     if (place_ == SlotPlace::kLocal) info.slots_offset = reinterpret_cast<uintptr_t>(slots);
     if (place_ == SlotPlace::kIpc) {
@@ -119,26 +129,29 @@ class TargetChannel final : public SharedWordsChannel {
     return {reinterpret_cast<const char*>(&info), sizeof info};
   }
   void Accept(std::string_view answer) override {
-    Trying([&] { operands_.Open(device_, answer); });
+    Trying([&] { OpenOperands(answer); });
   }
   bool IsProven(Device& device, std::span<const std::byte> proof) override {
     if (!SharedWordsChannel::IsProven(device, proof)) return false;
-    if (!operands_.is_open()) return true;
+    if (operands_ == nullptr) return true;
     Trying([&] {
-      if (!HasProof(device, operands_.proof_address(), proof)) {
+      if (!HasProof(device, operands_ + operand_memory_.proof_place, proof)) {
         Throw(ErrorCode::kTransport,
               "the target's device does not see the source's writes in the mapped memory");
       }
-      words().pull_bytes = operands_.pull_bytes();
+      words().pull_bytes = operand_memory_.pull_bytes;
     });
     return true;
   }
   void Settle(Proxy& proxy) override {
     SharedWordsChannel::Settle(proxy);
-    operands_.Settle();
+    mailbox_.Close();
   }
   const std::byte* At(uint64_t place, size_t num_bytes) const override {
-    return operands_.At(place, num_bytes);
+    const uint64_t most = operand_memory_.num_bytes;
+    if (operands_ != nullptr && InBounds(place, num_bytes, most)) return operands_ + place;
+    Throw(ErrorCode::kTransport, "the source wants ", num_bytes, " bytes pulled from ", place,
+          ", which is not in its memory (", most, " bytes)");
   }
   std::string Remark() const override {
     if (why_not_.empty()) return {};
@@ -147,6 +160,27 @@ class TargetChannel final : public SharedWordsChannel {
   }
 
  private:
+  // Throws for what can't be opened here.
+  void OpenOperands(std::string_view answer) {
+    OperandMemoryInfo info{};
+    if (answer.size() < sizeof info) return;  // the source shares nothing
+    std::memcpy(&info, answer.data(), sizeof info);
+    const std::string_view why_not = answer.substr(sizeof info);
+    if (!why_not.empty()) throw Error(ErrorCode::kTransport, why_not);
+    if (info.num_bytes == 0) return;
+    if (!InBounds(info.proof_place, kProofBytes, info.num_bytes) || info.pull_bytes == 0) {
+      Throw(ErrorCode::kTransport, "the peer's answer is damaged");
+    }
+    if (info.by_handle != 0) {
+      by_handle_ = device_.OpenIpc(info.handle);
+      operands_ = static_cast<const std::byte*>(by_handle_.get());
+    } else {
+      by_fd_ = device_.MapFd(mailbox_.Take(), info.num_bytes);
+      operands_ = static_cast<const std::byte*>(by_fd_.get().base);
+    }
+    operand_memory_ = info;
+  }
+
   // The slots do it, too.
   template <typename Function>
   void Trying(Function function) {
@@ -154,14 +188,20 @@ class TargetChannel final : public SharedWordsChannel {
       function();
     } catch (const Error& error) {
       why_not_ = error.text();
-      operands_.Close();
+      operands_ = nullptr;
+      by_handle_ = {};
+      by_fd_ = {};
     }
   }
 
   Device& device_;
   SlotPlace place_;
   DeviceMemory memory_;  // the slots', unless they are after the words
-  PeerOperandMemory operands_;
+  FdMailbox mailbox_;
+  IpcMemory by_handle_;  // one of the two
+  MappedMemory by_fd_;
+  const std::byte* operands_ = nullptr;  // the source's, on our device
+  OperandMemoryInfo operand_memory_{};
   std::string why_not_;
 };
 
@@ -177,8 +217,16 @@ std::span<std::byte> OperandsFor(const ChannelSetup& setup, SlotPlace place) {
 class SourceChannel final : public SharedWordsChannel {
  public:
   SourceChannel(const ChannelSetup& setup, const SharedChannelInfo& info, SlotPlace place)
-      : SharedWordsChannel(setup.device, info.memory, ExtraBytes(place, info.slot_bytes)),
-        operands_(setup.device, OperandsFor(setup, place), setup.pull_bytes, info.mailbox) {
+      : SharedWordsChannel(setup.device, info.memory, ExtraBytes(place, info.slot_bytes)) {
+    OperandMemoryInfo operands{};
+    std::string why_not;
+    try {
+      operands = ShareOperands(setup.device, OperandsFor(setup, place), info.mailbox);
+      operands.pull_bytes = setup.pull_bytes;
+    } catch (const Error& error) {
+      why_not = error.text();
+    }
+    answer_.assign(reinterpret_cast<const char*>(&operands), sizeof operands) += why_not;
     if (place == SlotPlace::kIpc) memory_ = setup.device.OpenIpc(info.slots_handle);
     const auto base = reinterpret_cast<uintptr_t>(memory_.get());  // 0 in the same process
     SetSlots(
@@ -186,17 +234,39 @@ class SourceChannel final : public SharedWordsChannel {
         info.slot_bytes);
   }
 
-  std::string Answer() override { return operands_.answer(); }
+  std::string Answer() override { return answer_; }
   void Prove(Device& device, std::span<const std::byte> proof) override {
     SharedWordsChannel::Prove(device, proof);
-    if (operands_.is_shared()) WriteProof(device, operands_.proof_address(), proof);
+    if (proof_address_ != nullptr) WriteProof(device, proof_address_, proof);
   }
   std::optional<uint64_t> PlaceOf(std::span<const std::byte> operand) const override {
-    return operands_.PlaceOf(operand);
+    return range_.OffsetOf(operand);
   }
 
  private:
-  OwnOperandMemory operands_;
+  // Shares the allocation that holds `within`; empty: nothing.
+  OperandMemoryInfo ShareOperands(Device& device, std::span<std::byte> within,
+                                  const FdMailboxInfo& mailbox) {
+    OperandMemoryInfo info{};
+    if (within.empty()) return info;
+    const AddressRange range = device.RangeOf(within.data());
+    try {  // only the driver knows how the memory was allocated
+      info.handle = device.ExportIpc(within.data());
+      info.by_handle = 1;
+    } catch (const Error&) {
+      LeaveFd(mailbox, device.ExportFd(within.data()));
+    }
+    range_ = range;
+    proof_address_ = within.data();
+    info.num_bytes = range.num_bytes;
+    info.proof_place =
+        static_cast<uint64_t>(within.data() - static_cast<const std::byte*>(range.base));
+    return info;
+  }
+
+  AddressRange range_{};  // allocation of the operands; empty: not shared
+  void* proof_address_ = nullptr;
+  std::string answer_;
   IpcMemory memory_;
 };
 
