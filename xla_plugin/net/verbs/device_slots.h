@@ -36,11 +36,9 @@ class DeviceSlots {
   void Flush(size_t slot, size_t nic);
 
  private:
-  // Proves memory of the device, and throws TransportError at the first wrong byte: each NIC sends
-  // what the device wrote, and the device reads what each NIC wrote.
+  // Proves memory of the device: it sees what each NIC has copied there of what it wrote itself.
+  // Throws TransportError at the first wrong byte.
   void Prove();
-  void ProveRead(PatternWriter& writer, size_t nic, std::span<std::byte> place);
-  void ProveWrite(size_t nic, std::span<std::byte> place);
 
   Device& device_;
   std::deque<Loopback> loopbacks_;  // one for each NIC, for memory of the device

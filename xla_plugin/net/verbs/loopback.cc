@@ -2,7 +2,6 @@
 
 #include <array>
 #include <chrono>
-#include <cstring>
 
 namespace jaxhet::verbs {
 namespace {
@@ -11,12 +10,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::seconds kTimeout{2};
 constexpr int kNumEntries = 16;
+constexpr size_t kReadBytes = 64;
 
 }  // namespace
 
 Loopback::Loopback(const std::shared_ptr<Nic>& nic, const Options& options)
     : nic_(*nic),
-      host_({&nic, 1}, 1, kMostBytes, kPeerWrites),
+      host_({&nic, 1}, 1, kReadBytes, kPeerWrites),
       cq_(*nic->context, kNumEntries),
       qp_(nic->domain, cq_, {.sends = 1, .receives = 1}, nic->info.port,
           static_cast<uint16_t>(options.pkey_index),
@@ -27,19 +27,16 @@ Loopback::Loopback(const std::shared_ptr<Nic>& nic, const Options& options)
   qp_.Connect(route);
 }
 
-void Loopback::Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes) {
-  std::memcpy(host_.slot(0), bytes.data(), bytes.size());
-  Execute(ibv::kWrRdmaWrite, host(), {address, to}, bytes.size());
-}
-
-void Loopback::Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes) {
-  Execute(ibv::kWrRdmaWrite, {address, from}, host(), bytes.size());
-  std::memcpy(bytes.data(), host_.slot(0), bytes.size());
+void Loopback::Copy(const MemoryRegion& region, std::span<const std::byte> from,
+                    const std::byte* to) {
+  Execute(ibv::kWrRdmaWrite, {reinterpret_cast<uint64_t>(from.data()), region},
+          {reinterpret_cast<uint64_t>(to), region}, from.size());
 }
 
 // A read pushes the writes before it to where they go.
 void Loopback::Flush(const MemoryRegion& region, uint64_t address) {
-  Execute(ibv::kWrRdmaRead, host(), {address, region}, 1);
+  const SlotMemory host = host_.slots();
+  Execute(ibv::kWrRdmaRead, {host.address(0), host.memory->region(0)}, {address, region}, 1);
 }
 
 void Loopback::Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes) {

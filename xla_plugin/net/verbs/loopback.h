@@ -18,15 +18,12 @@ namespace jaxhet::verbs {
 // queue pair is of no use.
 class Loopback {
  public:
-  static constexpr size_t kMostBytes = 4096;  // largest size of one call
-
   Loopback(const std::shared_ptr<Nic>& nic, const Options& options);
 
   const std::string& name() const { return nic_.info.name; }
 
-  void Write(const MemoryRegion& to, uint64_t address, std::span<const std::byte> bytes);
-  // Proves the send path: an RDMA write out of `from`, which needs only local read access.
-  void Send(const MemoryRegion& from, uint64_t address, std::span<std::byte> bytes);
+  // Copies bytes of a region to another place there, by an RDMA write.
+  void Copy(const MemoryRegion& region, std::span<const std::byte> from, const std::byte* to);
   // Makes the NIC's writes visible to the device that owns the memory.
   void Flush(const MemoryRegion& region, uint64_t address);
 
@@ -38,7 +35,6 @@ class Loopback {
 
   void Execute(int opcode, const Memory& local, const Memory& remote, size_t num_bytes);
   void Await(uint64_t wr_id);
-  Memory host() const { return {host_.slots().address(0), host_.slots().memory->region(0)}; }
 
   Nic& nic_;
   Staging host_;

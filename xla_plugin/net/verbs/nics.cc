@@ -107,28 +107,6 @@ bool IsWanted(std::string_view devices, const NicInfo& info) {
   }
 }
 
-class DeviceList {
- public:
-  explicit DeviceList(const VerbsApi& api) : api_(api), list_(api.get_device_list(&count_)) {
-    const int error_number = list_ == nullptr ? errno : ENODEV;
-    if (count_ > 0) return;
-    if (list_ != nullptr) api_.free_device_list(list_);
-    Throw(ErrorCode::kTransport, ErrnoText("ibv_get_device_list", error_number),
-          ". There is no RDMA NIC, or its driver is not loaded (in a container: /dev/infiniband "
-          "is missing).");
-  }
-  ~DeviceList() { api_.free_device_list(list_); }
-  DeviceList(const DeviceList&) = delete;
-  DeviceList& operator=(const DeviceList&) = delete;
-
-  std::span<ibv::Device* const> devices() const { return {list_, static_cast<size_t>(count_)}; }
-
- private:
-  const VerbsApi& api_;
-  int count_ = 0;
-  ibv::Device** list_;
-};
-
 // mlx5_2 before mlx5_10.
 bool ComesBefore(const OpenNic& a, const OpenNic& b) {
   const auto key = [](const OpenNic& nic) {
@@ -152,9 +130,16 @@ Route RouteOf(const NicInfo& nic, const Options& options) {
 }
 
 std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {
-  const DeviceList devices(api);
+  int count = 0;
+  const auto free = [&](ibv::Device** list) { api.free_device_list(list); };
+  const std::unique_ptr<ibv::Device*, decltype(free)> list(api.get_device_list(&count), free);
+  if (count <= 0) {
+    Throw(ErrorCode::kTransport, ErrnoText("ibv_get_device_list", list ? ENODEV : errno),
+          ". There is no RDMA NIC, or its driver is not loaded (in a container: /dev/infiniband "
+          "is missing).");
+  }
   std::vector<OpenNic> nics;
-  for (ibv::Device* const device : devices.devices()) {
+  for (ibv::Device* const device : std::span(list.get(), static_cast<size_t>(count))) {
     try {
       const auto context = std::make_shared<Context>(api, device);
       for (int port = 1; port == 1 || context->HasPort(port); ++port) {
