@@ -49,9 +49,8 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_by
       eager_bytes_(eager_bytes),
       sent_(words_, words_->sent),
       received_(words_, words_->received),
-      view_(channels_, words_, sent_, received_),
-      watch_(rank, channels_, view_, transfers_),
-      rescue_(*device_, channels_, words_, sent_, received_, view_, watch_),
+      watch_(rank, channels_, words_, sent_, received_, transfers_),
+      rescue_(*device_, channels_, words_, sent_, received_, watch_),
       runner_(*device_, sent_, received_),
       receives_(channels_, transfers_, received_, rescue_, runner_) {
   words_->go_on.value = kOpen;
@@ -128,11 +127,11 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
   auto* const stream = transfer.exchange.program;
   const std::span<std::byte> result = transfer.transfer.result;
   if (source < 0) device_->Fill(stream, result.data(), std::byte{0}, result.size());
-  const bool receives = source >= 0 && !Is<Eager>(transfer.receive.route);
+  const bool receives = source >= 0 && !transfer.receive.route.is_eager();
   Event ready;  // an eager exchange needs none
   if (!IsByProgram(sends) || receives || !overdue.empty()) ready = runner_.Record(stream);
   for (const InFlight& other : overdue) receives_.Receive(other, ready.get());
-  if (FirstChunkOf(transfer.send.route)) {
+  if (transfer.send.route.has_chunks()) {
     StreamWork program(*device_, stream);
     runner_.Send(transfer, channels_.Outgoing(target), &program, ready.get());
     program.Flush();
@@ -147,7 +146,7 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
 
 // Tells the target that it can read the operand, and the watch that the program is at the start.
 void DeviceRank::Announce(const InFlight& transfer, EventHandle ready) {
-  const bool offers = Is<ZeroCopy>(transfer.send.route);
+  const bool offers = transfer.send.route.is_zero_copy();
   const bool is_first = last_reached_ != transfer.exchange.first;
   if (!offers && !is_first) return;
   StreamWork work = runner_.Announcement(ready);
@@ -176,7 +175,7 @@ std::optional<LaunchMismatch> DeviceRank::AgreeWithTarget(InFlight& transfer) {
   if (may_be_zero_copy) {
     const auto own = place ? RouteChoices::Route::kZeroCopy : RouteChoices::Route::kSlots;
     const auto chosen = channel.end->routes().Choose(number, own);
-    if (chosen == RouteChoices::Route::kZeroCopy) transfer.send.route = ZeroCopy{};
+    if (chosen == RouteChoices::Route::kZeroCopy) transfer.send.route.kind = Route::Kind::kZeroCopy;
   }
   channel.end->Launched();
   return mismatch;
@@ -202,22 +201,22 @@ void DeviceRank::WaitForRoom(const LaunchLog& log, uint64_t number, Passed passe
 
 Route DeviceRank::ChooseSend(const InFlight& transfer, bool may_be_eager) const {
   const RankChannel& channel = channels_.Outgoing(transfer.transfer.target);
-  if (Is<ZeroCopy>(transfer.send.route)) return ZeroCopy{};
+  if (transfer.send.route.is_zero_copy()) return transfer.send.route;
   const bool is_eager = may_be_eager && channel.IsShort(transfer.transfer.operand.size()) &&
                         sent_.AreStreamsIdle() && channel.IsFree(channel.chunks);
-  if (is_eager) return Eager{channel.chunks};
-  return Slots{channel.chunks};
+  return {is_eager ? Route::Kind::kEager : Route::Kind::kSlots, channel.chunks};
 }
 
 // The mark of a zero-copy send is given at its Done().
 Marks DeviceRank::SendMarks(const InFlight& transfer) {
   Marks marks{};
-  if (Is<Eager>(transfer.send.route)) {
+  if (transfer.send.route.is_eager()) {
     marks.at(kProgramStream) = sent_.NextFor(kProgramStream);
-  } else if (const auto first_chunk = FirstChunkOf(transfer.send.route)) {
+  } else if (transfer.send.route.has_chunks()) {
     const RankChannel& channel = channels_.Outgoing(transfer.transfer.target);
     const size_t num_bytes = transfer.transfer.operand.size();
-    marks = sent_.NextForChunks(*first_chunk, NumChunks(num_bytes, channel.end->slot_bytes()));
+    marks = sent_.NextForChunks(transfer.send.route.first_chunk,
+                                NumChunks(num_bytes, channel.end->slot_bytes()));
   }
   return marks;
 }
@@ -239,7 +238,7 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
     first = found->number;
     last = end->number;
     is_eager = std::any_of(found, end + 1, [&](const InFlight& transfer) {
-      return Is<Eager>(transfer.receive.route) && transfer.is_pending &&
+      return transfer.receive.route.is_eager() && transfer.is_pending &&
              transfer.exchange.program == stream;
     });
   }
@@ -265,10 +264,10 @@ void DeviceRank::DoneTransfer(uint32_t number, StreamHandle program, StreamWork&
   if (taken_mark != 0) {
     const uint64_t sent = transfer.send.number;
     const DeviceChannel& end = *channels_.Outgoing(transfer.transfer.target).end;
-    work.Wait(end.addresses().taken(sent), DeviceNumber(sent));
+    work.Wait(end.AddressOf(end.words().TakenOf(sent)), DeviceNumber(sent));
   }
   Marks receives = transfer.receive.marks;
-  if (Is<ZeroCopy>(transfer.receive.route)) {  // receives of the parts so far
+  if (transfer.receive.route.is_zero_copy()) {  // receives of the parts so far
     receives.at(transfer.receive.number % kStreams) -=
         transfer.transfer.parts - transfer.done_parts;
   }
@@ -284,10 +283,9 @@ void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle program) {
   {
     const std::lock_guard lock(transfers_.mutex);
     InFlight& found = transfers_.Find(number);
-    std::optional<Route>& route = found.receive.route;
-    const auto* const message = As<Eager>(route);
-    if (message == nullptr || !found.is_pending || found.exchange.program == program) return;
-    route = Slots{message->first_chunk};
+    Route& route = found.receive.route;
+    if (!route.is_eager() || !found.is_pending || found.exchange.program == program) return;
+    route.kind = Route::Kind::kSlots;
     eager = found;
   }
   receives_.Add(eager, runner_.Record(program));
@@ -298,12 +296,12 @@ DeviceRank::AtDone DeviceRank::CountDone(uint32_t number) {
   const std::lock_guard lock(transfers_.mutex);
   InFlight& found = transfers_.Find(number);
   if (found.done_parts++ == 0) found.done_number = NextNumber(transfers_.dones);
-  const bool is_received = Is<Eager>(found.receive.route) && found.is_pending;
+  const bool is_received = found.receive.route.is_eager() && found.is_pending;
   if (is_received) {
     found.is_pending = false;
     found.receive.marks.at(kProgramStream) = received_.NextFor(kProgramStream);
   }
-  if (Is<ZeroCopy>(found.send.route) && found.is_done()) {
+  if (found.send.route.is_zero_copy() && found.is_done()) {
     found.send.marks.at(kDoneStream) = sent_.NextFor(kDoneStream);
   }
   return {found, is_received};

@@ -105,7 +105,6 @@ class DeviceRank {
   StreamProgress sent_;
   StreamProgress received_;
   InFlightTransfers transfers_;
-  TransferView view_;
   DeviceWatch watch_;
   DeviceRescue rescue_;
   TransferRunner runner_;

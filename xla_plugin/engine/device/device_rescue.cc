@@ -24,7 +24,7 @@ void DeviceRescue::Stop() {
 bool DeviceRescue::Abandon(milliseconds timeout) {
   // The program has not gone past what has not arrived by now, and will not.
   const std::deque<DeviceWatch::Failed> failed = watch_.FailAll();
-  for (const auto& each : failed) remaining_.push_back({each, view_.MissingOf(each.transfer)});
+  for (const auto& each : failed) remaining_.push_back({each});
   for (const auto& [source, channel] : channels_.incoming()) channel->end->Cut();
   if (!failed.empty()) copied_ = Clock::now() + kCopyTime;
   const Time limit = Clock::now() + timeout;
@@ -72,13 +72,13 @@ bool DeviceRescue::RunToTheEnd(const InFlight& transfer, Time limit) {
   Marks sends = transfer.send.marks;
   sends.at(kDoneStream) = 0;  // which waits for `go_on` first
   return OpenUntil(limit, [&] {
-    return sent_.IsOver(sends) && (transfer.is_pending ? view_.IsReached(transfer)
+    return sent_.IsOver(sends) && (transfer.is_pending ? watch_.IsReached(transfer)
                                                        : received_.IsOver(transfer.receive.marks));
   });
 }
 
 bool DeviceRescue::Poison(Remaining& remaining, Time limit) {
-  const std::span<std::byte> missing = remaining.missing;
+  const std::span<std::byte> missing = remaining.failed.missing;
   if (missing.empty()) return true;
   auto* const stream = stream_.get();
   if (!std::exchange(remaining.is_filled, true)) {

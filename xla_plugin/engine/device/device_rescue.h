@@ -26,14 +26,12 @@ namespace jaxhet {
 class DeviceRescue {
  public:
   DeviceRescue(Device& device, const RankChannels& channels, const DeviceWords<RankWords>& words,
-               const StreamProgress& sent, const StreamProgress& received, const TransferView& view,
-               DeviceWatch& watch)
+               const StreamProgress& sent, const StreamProgress& received, DeviceWatch& watch)
       : device_(device),
         channels_(channels),
         words_(words),
         sent_(sent),
         received_(received),
-        view_(view),
         watch_(watch),
         stream_(device.CreateStream(StreamPriority::kHigh)) {}
 
@@ -51,7 +49,6 @@ class DeviceRescue {
 
   struct Remaining {
     DeviceWatch::Failed failed;
-    std::span<std::byte> missing;
     bool is_filled = false;  // the poison is on its stream
   };
   bool Poison(Remaining& remaining, Time limit);
@@ -61,7 +58,6 @@ class DeviceRescue {
   const DeviceWords<RankWords>& words_;
   const StreamProgress& sent_;
   const StreamProgress& received_;
-  const TransferView& view_;
   DeviceWatch& watch_;
   Stream stream_;                    // for poison
   std::deque<Remaining> remaining_;  // not ended

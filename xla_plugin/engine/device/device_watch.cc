@@ -13,6 +13,48 @@ using std::chrono::milliseconds;
 
 }  // namespace
 
+bool DeviceWatch::IsReached(const InFlight& transfer) const {
+  const bool has_sent = IsByProgram(transfer.send.marks) && IsSent(transfer);
+  return transfer.exchange.first <= words_->reached.host().load() || has_sent ||
+         IsComplete(transfer);
+}
+
+bool DeviceWatch::HasArrived(const InFlight& transfer) const {
+  const int source = transfer.transfer.source;
+  if (source < 0 || IsReceived(transfer)) return true;
+  if (!transfer.is_pending && !IsByProgram(transfer.receive.marks)) return false;
+  const RankChannel& channel = channels_.Incoming(source);
+  ChannelWords& words = channel.end->words();
+  if (transfer.receive.route.has_chunks()) {
+    const uint64_t chunk = transfer.receive.route.first_chunk;
+    return words.tail.at(SlotOf(chunk)).host().load() >= GenerationOf(chunk);
+  }
+  const uint64_t number = transfer.receive.number;
+  const auto route = channel.ChosenRoute(number, transfer.transfer.result.size());
+  return route == RouteChoices::Route::kZeroCopy && words.ready.host().load() >= number;
+}
+
+bool DeviceWatch::HasLeft(const InFlight& transfer) const {
+  const int target = transfer.transfer.target;
+  if (target < 0 || IsSent(transfer)) return true;
+  if (!transfer.send.route.is_zero_copy()) return false;
+  const uint64_t number = transfer.send.number;
+  return channels_.Outgoing(target).end->words().TakenOf(number).host().load() >= number;
+}
+
+std::span<std::byte> DeviceWatch::MissingOf(const InFlight& transfer) const {
+  const std::span<std::byte> result = transfer.transfer.result;
+  const uint32_t parts = transfer.transfer.parts;
+  if (IsReceived(transfer)) return {};
+  const bool is_in_parts = parts > 1 && transfer.receive.route.is_zero_copy();
+  if (transfer.is_pending || !is_in_parts) return result;
+  const size_t s = transfer.receive.number % kStreams;
+  const uint32_t last = transfer.receive.marks.at(s);
+  const uint32_t first = last - parts;
+  const uint32_t received = std::clamp(received_.Reached(s), first, last);
+  return result.subspan((received - first) * transfer.transfer.part_bytes);
+}
+
 WatchReport DeviceWatch::Look(milliseconds wait_budget, milliseconds first_wait_budget) {
   WatchReport report;
   report.broken = FindBroken();
@@ -28,7 +70,7 @@ WatchReport DeviceWatch::Look(milliseconds wait_budget, milliseconds first_wait_
   }
   // Earlier transfers need nothing more of peers. They may wait for a later Done().
   const auto waiting = std::ranges::find_if(transfers_.all, [&](const InFlight& transfer) {
-    return !view_.HasArrived(transfer) || !view_.HasLeft(transfer);
+    return !HasArrived(transfer) || !HasLeft(transfer);
   });
   if (waiting == transfers_.all.end()) return report;
   if (std::exchange(waiting_, waiting->number) != waiting->number) waiting_since_ = Clock::now();
@@ -39,7 +81,7 @@ WatchReport DeviceWatch::Look(milliseconds wait_budget, milliseconds first_wait_
 void DeviceWatch::RecordReached() {
   const Time now = Clock::now();
   for (InFlight& transfer : transfers_.all) {
-    if (!view_.IsReached(transfer)) return;
+    if (!IsReached(transfer)) return;
     if (transfer.reached) continue;
     transfer.reached = now;
     if (transfer.number == transfer.exchange.first) recorder_.Started(RecordOf(transfer, now));
@@ -50,7 +92,7 @@ void DeviceWatch::RecordCompleted() {
   const Time now = Clock::now();
   for (; !transfers_.all.empty(); transfers_.all.pop_front()) {
     const InFlight& transfer = transfers_.all.front();
-    if (!transfer.reached || !transfer.is_done() || !view_.IsComplete(transfer)) return;
+    if (!transfer.reached || !transfer.is_done() || !IsComplete(transfer)) return;
     if (!transfer.is_last) continue;
     recorder_.Ended(transfer.exchange.first, FlightState::kCompleted, now);
     ++completed_;
@@ -112,8 +154,8 @@ std::optional<DeviceWait> DeviceWatch::OldestWait(std::span<const int> peer_rank
   const std::lock_guard lock(transfers_.mutex);
   for (const InFlight& transfer : transfers_.all) {
     const auto [source, target] = std::pair(transfer.transfer.source, transfer.transfer.target);
-    const bool receives = is_asked_for(source) && !view_.HasArrived(transfer);
-    if (!receives && (!is_asked_for(target) || view_.HasLeft(transfer))) continue;
+    const bool receives = is_asked_for(source) && !HasArrived(transfer);
+    if (!receives && (!is_asked_for(target) || HasLeft(transfer))) continue;
     return DeviceWait{.rank = rank_,
                       .peer_rank = receives ? source : target,
                       .plan = transfer.exchange.plan,
@@ -153,10 +195,10 @@ std::optional<LateTransfer> DeviceWatch::FindLate(const InFlight& transfer,
     return LateTransfer{exchange.plan, exchange.index, peer_rank, has_launched, last, waited};
   };
   const auto [source, target] = std::pair(transfer.transfer.source, transfer.transfer.target);
-  if (!view_.HasArrived(transfer)) {
+  if (!HasArrived(transfer)) {
     return late(source, channels_.Incoming(source).end->source_log(), transfer.receive.number);
   }
-  if (!view_.HasLeft(transfer)) {
+  if (!HasLeft(transfer)) {
     return late(target, channels_.Outgoing(target).end->target_log(), transfer.send.number);
   }
   return std::nullopt;
@@ -170,7 +212,7 @@ std::deque<DeviceWatch::Failed> DeviceWatch::FailAll() {
   for (const InFlight& transfer : std::exchange(transfers_.all, {})) {
     recorder_.Ended(transfer.exchange.first, FlightState::kFailed, Clock::now());
     const uint32_t done = transfer.done_number;
-    failed.push_back({transfer, done == 0 ? transfers_.dones + 1 : done});
+    failed.push_back({transfer, done == 0 ? transfers_.dones + 1 : done, MissingOf(transfer)});
   }
   std::ranges::sort(failed, {},
                     [](const Failed& each) { return std::pair(each.turn, each.transfer.number); });

@@ -59,9 +59,15 @@ struct DeviceWait {
 // A rank's exchanges as any thread sees them. Makes no driver call.
 class DeviceWatch {
  public:
-  DeviceWatch(int rank, const RankChannels& channels, const TransferView& view,
+  DeviceWatch(int rank, const RankChannels& channels, const DeviceWords<RankWords>& words,
+              const StreamProgress& sent, const StreamProgress& received,
               InFlightTransfers& transfers)
-      : rank_(rank), channels_(channels), view_(view), transfers_(transfers) {}
+      : rank_(rank),
+        channels_(channels),
+        words_(words),
+        sent_(sent),
+        received_(received),
+        transfers_(transfers) {}
 
   // Records what has started and ended. `wait_budget` holds for a peer that runs the same plan,
   // `first_wait_budget` until then.
@@ -79,9 +85,12 @@ class DeviceWatch {
   // them; those without a Done() are last.
   struct Failed {
     InFlight transfer;
-    uint32_t turn;  // number of the Done() that the program must not pass
+    uint32_t turn;                 // number of the Done() that the program must not pass
+    std::span<std::byte> missing;  // part of the result that has not arrived
   };
   std::deque<Failed> FailAll();
+  // Whether the program has reached the exchange's start.
+  bool IsReached(const InFlight& transfer) const;
 
   struct Counts {
     uint64_t completed;
@@ -91,6 +100,24 @@ class DeviceWatch {
   std::deque<FlightRecord> FlightRecords() const;
 
  private:
+  // The state of a transfer, from the words that devices write. The transfers' mutex is held, or it
+  // is a copy.
+  bool IsReceived(const InFlight& transfer) const {
+    return !transfer.is_pending && received_.IsOver(transfer.receive.marks);
+  }
+  bool IsSent(const InFlight& transfer) const {
+    const bool is_untaken = transfer.send.route.is_zero_copy() && !transfer.is_done();
+    return !is_untaken && sent_.IsOver(transfer.send.marks);
+  }
+  bool IsComplete(const InFlight& transfer) const {
+    return IsReceived(transfer) && IsSent(transfer);
+  }
+  // Whether the data is in its slots, or farther.
+  bool HasArrived(const InFlight& transfer) const;
+  // Whether the target has taken the data.
+  bool HasLeft(const InFlight& transfer) const;
+  std::span<std::byte> MissingOf(const InFlight& transfer) const;
+
   void RecordReached();
   void RecordCompleted();
   FlightRecord RecordOf(const InFlight& transfer, Time started) const;
@@ -102,7 +129,9 @@ class DeviceWatch {
 
   const int rank_;
   const RankChannels& channels_;
-  const TransferView& view_;
+  const DeviceWords<RankWords>& words_;
+  const StreamProgress& sent_;
+  const StreamProgress& received_;
   std::atomic<bool> stopped_ = false;
   InFlightTransfers& transfers_;  // whose mutex guards the members below
   uint64_t completed_ = 0;

@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "xla_plugin/engine/common/exchange.h"
-#include "xla_plugin/engine/device/rank_channels.h"
 #include "xla_plugin/engine/device/stream_progress.h"
 #include "xla_plugin/engine/device/transfer_plan.h"
 
@@ -30,8 +29,8 @@ struct InFlight {
   };
   // The send of the transfer, or the receive.
   struct Side {
-    uint64_t number = 0;         // on the channel
-    std::optional<Route> route;  // none: not chosen yet, or nothing moves
+    uint64_t number = 0;  // on the channel
+    Route route;
     Marks marks{};
   };
 
@@ -62,40 +61,6 @@ struct InFlightTransfers {
   mutable std::mutex mutex;  // guards the members below; no driver call is made under it
   std::deque<InFlight> all;
   uint32_t dones = 0;  // exchanges whose Done() was called
-};
-
-// The state of transfers as any thread sees it, from the words that devices write. The transfers'
-// mutex is held, or they are copies.
-class TransferView {
- public:
-  TransferView(const RankChannels& channels, const DeviceWords<RankWords>& words,
-               const StreamProgress& sent, const StreamProgress& received)
-      : channels_(channels), words_(words), sent_(sent), received_(received) {}
-
-  bool IsReceived(const InFlight& transfer) const {
-    return !transfer.is_pending && received_.IsOver(transfer.receive.marks);
-  }
-  bool IsSent(const InFlight& transfer) const {
-    const bool is_untaken = Is<ZeroCopy>(transfer.send.route) && !transfer.is_done();
-    return !is_untaken && sent_.IsOver(transfer.send.marks);
-  }
-  bool IsComplete(const InFlight& transfer) const {
-    return IsReceived(transfer) && IsSent(transfer);
-  }
-  // By the program: the exchange's start.
-  bool IsReached(const InFlight& transfer) const;
-  // Whether the data is in its slots, or farther.
-  bool HasArrived(const InFlight& transfer) const;
-  // Whether the target has taken the data.
-  bool HasLeft(const InFlight& transfer) const;
-  // Part of the result that has not arrived.
-  std::span<std::byte> MissingOf(const InFlight& transfer) const;
-
- private:
-  const RankChannels& channels_;
-  const DeviceWords<RankWords>& words_;
-  const StreamProgress& sent_;
-  const StreamProgress& received_;
 };
 
 }  // namespace jaxhet

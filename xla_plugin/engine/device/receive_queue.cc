@@ -1,7 +1,6 @@
 #include "xla_plugin/engine/device/receive_queue.h"
 
 #include <algorithm>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -21,16 +20,13 @@ std::vector<InFlight> ReceiveQueue::Choose(InFlight& transfer, bool may_be_eager
   RankChannel& channel = channels_.Incoming(source);
   const auto chosen = channel.ChosenRoute(transfer.receive.number, num_bytes);
   if (!chosen) return {};
-  std::optional<Route>& route = transfer.receive.route;
+  Route& route = transfer.receive.route;
   if (*chosen == RouteChoices::Route::kZeroCopy) {
-    route = ZeroCopy{};
+    route.kind = Route::Kind::kZeroCopy;
     return {};
   }
-  if (may_be_eager && channel.IsShort(num_bytes)) {
-    route = Eager{channel.chunks};
-  } else {
-    route = Slots{channel.chunks};
-  }
+  const bool is_eager = may_be_eager && channel.IsShort(num_bytes);
+  route = {is_eager ? Route::Kind::kEager : Route::Kind::kSlots, channel.chunks};
   channel.chunks += NumChunks(num_bytes, channel.end->slot_bytes());
   return TakeOverdue(source, channel.chunks);
 }
@@ -40,11 +36,10 @@ std::vector<InFlight> ReceiveQueue::TakeOverdue(int source, uint64_t end) {
   std::vector<InFlight> overdue;
   const std::lock_guard lock(transfers_.mutex);
   for (InFlight& other : transfers_.all) {
-    std::optional<Route>& route = other.receive.route;
-    const auto* const message = As<Eager>(route);
-    if (message == nullptr || !other.is_pending || other.transfer.source != source) continue;
-    if (message->first_chunk + kChannelSlots >= end) continue;
-    route = Slots{message->first_chunk};
+    Route& route = other.receive.route;
+    if (!route.is_eager() || !other.is_pending || other.transfer.source != source) continue;
+    if (route.first_chunk + kChannelSlots >= end) continue;
+    route.kind = Route::Kind::kSlots;
     overdue.push_back(other);
   }
   return overdue;
@@ -52,7 +47,7 @@ std::vector<InFlight> ReceiveQueue::TakeOverdue(int source, uint64_t end) {
 
 // Receipts whose chunks are numbered are first: they use their slots before all others.
 void ReceiveQueue::Add(const InFlight& transfer, Event ready) {
-  if (FirstChunkOf(transfer.receive.route)) {
+  if (transfer.receive.route.has_chunks()) {
     receipts_.push_front({transfer, std::move(ready)});
   } else {
     receipts_.push_back({transfer, std::move(ready)});
@@ -64,8 +59,8 @@ void ReceiveQueue::ReceiveKnown() {
   while (!receipts_.empty()) {
     InFlight& first = receipts_.front().transfer;
     std::vector<InFlight> overdue;
-    if (!first.receive.route) overdue = Choose(first, false);
-    if (!first.receive.route) return;
+    if (first.receive.route.is_none()) overdue = Choose(first, false);
+    if (first.receive.route.is_none()) return;
     Receipt receipt = std::move(receipts_.front());
     receipts_.pop_front();
     for (const InFlight& other : overdue) Receive(other, receipt.ready.get());
@@ -83,18 +78,18 @@ void ReceiveQueue::Receive(const InFlight& transfer, EventHandle ready) {
     InFlight::Side& receive = found->receive;
     found->is_pending = false;
     receive.route = transfer.receive.route;
-    if (const auto first_chunk = FirstChunkOf(receive.route)) {
+    if (receive.route.has_chunks()) {
       const RankChannel& channel = channels_.Incoming(transfer.transfer.source);
       const size_t num_bytes = transfer.transfer.result.size();
-      receive.marks =
-          received_.NextForChunks(*first_chunk, NumChunks(num_bytes, channel.end->slot_bytes()));
+      receive.marks = received_.NextForChunks(receive.route.first_chunk,
+                                              NumChunks(num_bytes, channel.end->slot_bytes()));
     } else {
       const size_t s = receive.number % kStreams;
       receive.marks.at(s) = received_.NextFor(s, found->transfer.parts);
     }
     marked = *found;
   }
-  if (Is<ZeroCopy>(marked.receive.route)) {
+  if (marked.receive.route.is_zero_copy()) {
     runner_.Get(marked, channels_.Incoming(marked.transfer.source), ready);
   } else {
     runner_.Receive(marked, channels_.Incoming(marked.transfer.source), nullptr, ready);

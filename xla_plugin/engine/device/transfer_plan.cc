@@ -52,12 +52,6 @@ std::vector<DeviceTransfer> GroupTransfers(const DeviceRequest& request) {
 
 }  // namespace
 
-std::optional<uint64_t> FirstChunkOf(const std::optional<Route>& route) {
-  if (const auto* const eager = As<Eager>(route)) return eager->first_chunk;
-  if (const auto* const slots = As<Slots>(route)) return slots->first_chunk;
-  return std::nullopt;
-}
-
 std::vector<DeviceTransfer> PlanTransfers(const DeviceRequest& request) {
   switch (request.kind) {
     case ExchangeKind::kPermute:

@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include "xla_plugin/device/device.h"
@@ -29,26 +27,22 @@ struct DeviceRequest : RankExchange {
 };
 
 // How the bytes of a send or a receive move.
-struct Eager {  // one chunk through a slot, on the program's stream
-  uint64_t first_chunk;
-};
-struct Slots {  // chunks through the channel's slots, on our streams
-  uint64_t first_chunk;
-};
-struct ZeroCopy {};  // read from the operand as a whole
-using Route = std::variant<Eager, Slots, ZeroCopy>;
+struct Route {
+  enum class Kind : uint8_t {
+    kNone,      // not chosen yet, or nothing moves
+    kEager,     // one chunk through a slot, on the program's stream
+    kSlots,     // chunks through the channel's slots, on our streams
+    kZeroCopy,  // read from the operand as a whole
+  };
 
-// Null for another route, or none.
-template <typename T>
-const T* As(const std::optional<Route>& route) {
-  return route ? std::get_if<T>(&*route) : nullptr;
-}
-template <typename T>
-bool Is(const std::optional<Route>& route) {
-  return As<T>(route) != nullptr;
-}
-// None for routes without chunks.
-std::optional<uint64_t> FirstChunkOf(const std::optional<Route>& route);
+  Kind kind = Kind::kNone;
+  uint64_t first_chunk = 0;  // number on the channel; for kEager and kSlots
+
+  bool is_none() const { return kind == Kind::kNone; }
+  bool is_eager() const { return kind == Kind::kEager; }
+  bool is_zero_copy() const { return kind == Kind::kZeroCopy; }
+  bool has_chunks() const { return kind == Kind::kEager || kind == Kind::kSlots; }
+};
 
 // A part of an exchange: the rank sends to at most one peer and receives from at most one. A group
 // of n ranks has n - 1 transfers, for the distances 1 to n - 1 between two members, and one more

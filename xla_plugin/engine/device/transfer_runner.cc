@@ -90,12 +90,14 @@ void TransferRunner::OfferOperand(const InFlight& transfer, RankChannel& channel
   const size_t num_bytes = transfer.transfer.operand.size();
   channel.num_bytes += num_bytes;
   offered_bytes_ += num_bytes;
-  announcement.Write(channel.end->addresses().ready(), DeviceNumber(transfer.send.number));
+  const DeviceChannel& end = *channel.end;
+  announcement.Write(end.AddressOf(end.words().ready), DeviceNumber(transfer.send.number));
 }
 
 void TransferRunner::Send(const InFlight& transfer, RankChannel& channel, StreamWork* program,
                           EventHandle ready) {
   const DeviceChannel& end = *channel.end;
+  ChannelWords& words = end.words();
   const std::span<const std::byte> operand = transfer.transfer.operand;
   const Marks& marks = transfer.send.marks;
   Works works(device_, send_streams_, marks, program, ready);
@@ -103,10 +105,10 @@ void TransferRunner::Send(const InFlight& transfer, RankChannel& channel, Stream
   ForEachChunk(operand.size(), end.slot_bytes(), channel.chunks, [&](const Chunk& chunk) {
     StreamWork& work = works.For(chunk);
     if (!channel.IsFree(chunk.number))
-      work.Wait(end.addresses().head(chunk.slot()), chunk.generation() - 1);
+      work.Wait(end.AddressOf(words.head.at(chunk.slot())), chunk.generation() - 1);
     ++channel.chunks;
     work.Copy(end.slot(chunk.slot()), operand.data() + chunk.begin, chunk.num_bytes);
-    work.Write(end.addresses().tail(chunk.slot()), chunk.generation());
+    work.Write(end.AddressOf(words.tail.at(chunk.slot())), chunk.generation());
   });
   works.ForEachMarked(
       [&](size_t s, StreamWork& work) { work.Write(sent_.AddressOf(s), marks.at(s)); });
@@ -116,20 +118,20 @@ void TransferRunner::Send(const InFlight& transfer, RankChannel& channel, Stream
 void TransferRunner::Receive(const InFlight& transfer, RankChannel& channel, StreamWork* program,
                              EventHandle ready) {
   const DeviceChannel& end = *channel.end;
+  ChannelWords& words = end.words();
   const std::span<std::byte> result = transfer.transfer.result;
   const Marks& marks = transfer.receive.marks;
   Works works(device_, receive_streams_, marks, program, ready);
   channel.num_bytes += result.size();
-  const std::optional<uint64_t> first_chunk = FirstChunkOf(transfer.receive.route);
-  if (!first_chunk) Throw(ErrorCode::kDevice, "a receive through slots has no chunks");
-  ForEachChunk(result.size(), end.slot_bytes(), *first_chunk, [&](const Chunk& chunk) {
-    StreamWork& work = works.For(chunk);
-    work.Wait(end.addresses().tail(chunk.slot()), chunk.generation());
-    work.Copy(result.data() + chunk.begin, end.slot(chunk.slot()), chunk.num_bytes);
-    work.Write(end.addresses().head(chunk.slot()), chunk.generation());
-  });
+  ForEachChunk(result.size(), end.slot_bytes(), transfer.receive.route.first_chunk,
+               [&](const Chunk& chunk) {
+                 StreamWork& work = works.For(chunk);
+                 work.Wait(end.AddressOf(words.tail.at(chunk.slot())), chunk.generation());
+                 work.Copy(result.data() + chunk.begin, end.slot(chunk.slot()), chunk.num_bytes);
+                 work.Write(end.AddressOf(words.head.at(chunk.slot())), chunk.generation());
+               });
   works.ForEachMarked([&](size_t s, StreamWork& work) {
-    work.Wait(end.addresses().intact(), kOpen);
+    work.Wait(end.AddressOf(words.intact), kOpen);
     work.Write(received_.AddressOf(s), marks.at(s));
   });
   works.Flush();
@@ -137,17 +139,18 @@ void TransferRunner::Receive(const InFlight& transfer, RankChannel& channel, Str
 
 void TransferRunner::Get(const InFlight& transfer, RankChannel& channel, EventHandle ready) {
   const DeviceChannel& end = *channel.end;
+  ChannelWords& words = end.words();
   const std::span<std::byte> result = transfer.transfer.result;
   const uint64_t number = transfer.receive.number;
   const auto* const operand = end.At(end.source_log().PlaceOf(number), result.size());
   const size_t s = number % kStreams;
   StreamWork work(device_, receive_streams_.at(s).get());
   work.WaitEvent(ready);
-  work.Wait(end.addresses().ready(), DeviceNumber(number));
+  work.Wait(end.AddressOf(words.ready), DeviceNumber(number));
   ForEachPart(transfer.transfer, [&](const TransferPart& part) {
     work.Copy(result.data() + part.begin, operand + part.begin, part.num_bytes);
-    work.Wait(end.addresses().intact(), kOpen);
-    if (part.num_left == 0) work.Write(end.addresses().taken(number), DeviceNumber(number));
+    work.Wait(end.AddressOf(words.intact), kOpen);
+    if (part.num_left == 0) work.Write(end.AddressOf(words.TakenOf(number)), DeviceNumber(number));
     work.Write(received_.AddressOf(s), transfer.receive.marks.at(s) - part.num_left);
   });
   work.Flush();

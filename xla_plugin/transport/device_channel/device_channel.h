@@ -164,32 +164,6 @@ struct SharedWords {
   LaunchMemory<kSharedLaunches> target;
 };
 
-// Addresses of a channel's words for the device of one end.
-class WordAddresses {
- public:
-  WordAddresses() = default;
-  // `words` lie at `device_address` for the device.
-  WordAddresses(const ChannelWords& words, void* device_address)
-      : words_(&words), address_(static_cast<std::byte*>(device_address)) {}
-
-  void* tail(uint32_t slot) const { return AddressOf(words_->tail.at(slot)); }
-  void* head(uint32_t slot) const { return AddressOf(words_->head.at(slot)); }
-  void* ready() const { return AddressOf(words_->ready); }
-  void* taken(uint64_t exchange) const {
-    return AddressOf(words_->taken.at(exchange % kTakenWords));
-  }
-  void* intact() const { return AddressOf(words_->intact); }
-
- private:
-  void* AddressOf(const DeviceWord& word) const {
-    return address_ +
-           (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
-  }
-
-  const ChannelWords* words_ = nullptr;
-  std::byte* address_ = nullptr;
-};
-
 // Lengths of the chunks that an exchange of `num_bytes` goes in, but the last one: equal at both
 // ends. At least one chunk.
 size_t ChunkBytes(size_t num_bytes, size_t slot_bytes);
@@ -203,7 +177,11 @@ class DeviceChannel {
 
   size_t slot_bytes() const { return slot_bytes_; }
   ChannelWords& words() const { return *words_; }
-  const WordAddresses& addresses() const { return addresses_; }
+  // Address of one of the words on the end's device.
+  void* AddressOf(const DeviceWord& word) const {
+    return device_words_ +
+           (reinterpret_cast<const std::byte*>(&word) - reinterpret_cast<const std::byte*>(words_));
+  }
   // Launches of either end.
   const LaunchLog& source_log() const { return source_log_; }
   const LaunchLog& target_log() const { return target_log_; }
@@ -252,7 +230,7 @@ class DeviceChannel {
   // The device sees the words at `device_address`.
   void SetWords(ChannelWords& words, void* device_address, LaunchLog source, LaunchLog target) {
     words_ = &words;
-    addresses_ = WordAddresses(words, device_address);
+    device_words_ = static_cast<std::byte*>(device_address);
     source_log_ = source;
     target_log_ = target;
   }
@@ -267,7 +245,7 @@ class DeviceChannel {
 
  private:
   ChannelWords* words_ = nullptr;
-  WordAddresses addresses_;
+  std::byte* device_words_ = nullptr;
   LaunchLog source_log_;
   LaunchLog target_log_;
   RouteChoices* routes_ = nullptr;
