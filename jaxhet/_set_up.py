@@ -433,9 +433,10 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
-        programs.share_executables(
-            session.process, lambda: own.shared, own.fetch, attribute, own.is_described
-        )
+        if own.shared is not None:
+            programs.Sharer(
+                session.process, own.shared, own.fetch, attribute, own.is_described
+            ).install()
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)

@@ -200,20 +200,15 @@ class Sharing(Protocol):
 Fetch = Callable[[tuple[int, ...], str, Callable[[bytes], Any]], tuple[Any, bytes | None]]
 
 
-def share_executables(
-    process: int,
-    sharing: Callable[[], Sharing | None],
-    fetch: Fetch,
-    attribute: str,
-    is_described: Callable[[str], bool],
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Sharer:
     """Lets a process load an executable where it would compile a program.
 
-    JAX's persistent compilation cache comes first.
+    JAX's persistent compilation cache is asked first.
 
-    Args:
+    Attributes:
       process: This process.
-      sharing: Returns the shared programs; None: every process compiles its own programs.
+      known: The shared programs.
       fetch: Gets the processes that share a program, its key, and what loads a serialized
         executable. Returns the loaded executable and its serialized form, or None and None if
         this process has to compile the program.
@@ -221,39 +216,37 @@ def share_executables(
       is_described: Whether a program's digest describes the Python functions that XLA calls while
         it compiles. (The module itself has only their addresses.)
     """
-    _watch_cache()
-    sharer = _Sharer(process, sharing, fetch, attribute, is_described)
-    install("jax._src.compiler:compile_or_get_cached")(sharer.compile_or_get_cached)
-    install("jax._src.compiler:backend_compile_and_load")(sharer.compile_and_load)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sharer:
-    """Two functions of JAX that also share executables; arguments as of `share_executables`."""
 
     process: int
-    sharing: Callable[[], Sharing | None]
+    known: Sharing
     fetch: Fetch
     attribute: str
     is_described: Callable[[str], bool]
 
-    def compile_or_get_cached(
+    def install(self) -> None:
+        """Replaces JAX's functions."""
+        _watch_cache()
+        install("jax._src.compiler:compile_or_get_cached")(self._compile_or_get_cached)
+        install("jax._src.compiler:backend_compile_and_load")(self._compile_and_load)
+
+    def _compile_or_get_cached(
         self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, *args: Any
     ) -> Any:
         """JAX's function, between messages to the processes that share the program."""
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-        known = None if isinstance(backend, _jax.CompileOnlyPyClient) else self.sharing()
-        among = known.among({d.process_index for d in devices.flat}) if known is not None else ()
+        among: tuple[int, ...] = ()
+        if not isinstance(backend, _jax.CompileOnlyPyClient):
+            among = self.known.among({d.process_index for d in devices.flat})
         program = _frontend_attributes(module).get(self.attribute)
         name = "" if program is None else program.value
         key = _key(module, devices, options, self.is_described(name)) if among else None
-        if known is None or not among or key is None:
+        if key is None:
             return compile(backend, module, devices, options, *args)
-        this = _Compilation(among, key, known)
+        this = _Compilation(among, key, self.known)
         token = _current.set(this)
         try:
-            with known.compiling(among, this.key):
+            with self.known.compiling(among, this.key):
                 found = compile(backend, module, devices, options, *args)
                 if among[0] == self.process and not this.is_told:  # JAX's cache had it
                     this.tell(lambda: this.serialized or backend.serialize_executable(found))
@@ -261,7 +254,7 @@ class _Sharer:
             _current.reset(token)
         return found
 
-    def compile_and_load(
+    def _compile_and_load(
         self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any
     ) -> Any:
         """JAX's function, or a fetch of the executable from the process that compiles it."""

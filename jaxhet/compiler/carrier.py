@@ -2,9 +2,9 @@
 
 CPU  one custom call, `jaxhet_exchange`, from PRE on.
 GPU  PRE adds a pair of start and done of a collective, the carrier, which XLA's passes leave alone
-     and its scheduler keeps apart. POST makes it the calls `jaxhet_start` and `jaxhet_done`, at the
-     same places of the schedule. What comes in parts is done with the first; a `jaxhet_part`, from
-     PRE on, waits for the next.
+     and its scheduler keeps apart. POST replaces it by the calls `jaxhet_start` and `jaxhet_done`,
+     at the same places of the schedule. If data arrives in parts, `jaxhet_done` waits for the first
+     part, and calls of `jaxhet_part`, which PRE adds, wait for the others.
 
 A frontend attribute of the start holds the record of the exchange (`exchange.py`).
 """
@@ -132,11 +132,7 @@ class ExchangeBuilder:
             operands,
             like=self.collective.instruction,
             stem=f"exchange.{kind.name.lower()}",
-            custom_call_target=EXCHANGE_TARGET,
-            custom_call_has_side_effect=True,
-            custom_call_api_version=pb.API_VERSION_TYPED_FFI,
-            constrain_layout=True,
-            operand_shapes_with_layout=[o.shape for o in operands],
+            **_call_fields(EXCHANGE_TARGET, operands),
         )
         size = groups_lib.largest(groups)
         self.added.append(self._exchange(start, kind, operands, groups, size, numbers))
@@ -181,8 +177,9 @@ class ExchangeBuilder:
                 "collective_device_list": hlo.device_list(carriers),
             }
         else:  # XLA sees the part of an all-to-all that is sent to the next member
-            is_permute = kind == ExchangeKind.PERMUTE or self.half is not None
-            pairs = self._permuted(groups) if is_permute else _each_to_next(groups)
+            pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
+            if self.half is not None:
+                pairs = self.collective.groups  # those of the program
             opcode = "collective-permute-start"
             fields = {
                 "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
@@ -217,7 +214,7 @@ class ExchangeBuilder:
     def next_part(self, received: hlo.Instruction, other: hlo.Instruction) -> list[hlo.Instruction]:
         """Waits for the next part of the latest exchange; `received` holds the parts before it.
 
-        Gives it and the other array again: what uses them comes after the wait.
+        Returns both arrays again. Instructions that use these results run after the wait.
         """
         add, operands = self.collective.computation.add, [received, other]
         shapes = [x.shape for x in operands]
@@ -227,11 +224,7 @@ class ExchangeBuilder:
             operands,
             like=self.collective.instruction,
             stem="part",
-            custom_call_target=PART_TARGET,
-            custom_call_has_side_effect=True,
-            custom_call_api_version=pb.API_VERSION_TYPED_FFI,
-            constrain_layout=True,
-            operand_shapes_with_layout=shapes,
+            **_call_fields(PART_TARGET, operands),
         )
         for i in range(len(operands)):
             part.output_operand_aliasing.add(output_shape_index=[i], operand_index=i)
@@ -291,12 +284,8 @@ class ExchangeBuilder:
             collective.computation, start, spec, identities, is_gather, collective.is_early
         )
 
-    def _permuted(self, groups: Groups) -> Groups:
-        """The pairs that XLA sees: for a half, those that the program has."""
-        return groups if self.half is None else self.collective.groups
-
     def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:
-        """To how many ranks on other islands a rank sends, the most of all ranks."""
+        """Largest number of ranks on other islands to which one rank sends."""
         islands = self.job.islands
         if kind == ExchangeKind.PERMUTE:
             crossing = [s for s, t in ranks if islands[s] != islands[t]]
@@ -350,9 +339,15 @@ def to_calls(computation: hlo.Computation, start: hlo.Instruction, done: hlo.Ins
     spec = read(start)
     attributes = dict(start.frontend_attributes.map)
     config = _backend_config("custom_call_backend_config", spec.call)
-    _to_call(computation, start, START_TARGET, [x], done.shape, config)
+    for instruction, target, operands in (
+        (start, START_TARGET, [x]),
+        (done, DONE_TARGET, [start, x]),
+    ):
+        fields = _call_fields(target, operands)
+        computation.rewrite(
+            instruction, "custom-call", operands, shape=done.shape, backend_config=config, **fields
+        )
     start.frontend_attributes.map.update(attributes)
-    _to_call(computation, done, DONE_TARGET, [start, x], done.shape, config)
     done.frontend_attributes.map[_INDEX] = str(spec.index)
     done.output_operand_aliasing.add(operand_index=0)
 
@@ -364,26 +359,15 @@ def _each_to_next(groups: Groups) -> Groups:
     )
 
 
-def _to_call(
-    computation: hlo.Computation,
-    instruction: hlo.Instruction,
-    target: str,
-    operands: Sequence[hlo.Instruction],
-    result: hlo.Shape,
-    config: bytes,
-) -> None:
-    computation.rewrite(
-        instruction,
-        "custom-call",
-        operands,
-        shape=result,
-        custom_call_target=target,
-        custom_call_has_side_effect=True,
-        custom_call_api_version=pb.API_VERSION_TYPED_FFI,
-        constrain_layout=True,
-        operand_shapes_with_layout=[o.shape for o in operands],
-        backend_config=config,
-    )
+def _call_fields(target: str, operands: Sequence[hlo.Instruction]) -> dict[str, Any]:
+    """The fields of a call of the engine."""
+    return {
+        "custom_call_target": target,
+        "custom_call_has_side_effect": True,
+        "custom_call_api_version": pb.API_VERSION_TYPED_FFI,
+        "constrain_layout": True,
+        "operand_shapes_with_layout": [o.shape for o in operands],
+    }
 
 
 def _backend_config(form: str, call: Call) -> bytes:

@@ -26,7 +26,7 @@ _UNEQUAL_GROUPS = {"all-reduce", "collective-broadcast", "collective-permute"}
 # XLA on GPUs makes one communicator of all devices of the program for them, whatever their pairs.
 _PERMUTES = {"collective-permute", "collective-permute-start"}
 _CONTROL_FLOW = {"call", "conditional", "while"}
-_REDUCERS = {  # opcode -> JAX's word
+REDUCERS = {  # opcode -> JAX's word
     "add": "sum",
     "multiply": "product",
     "minimum": "min",
@@ -285,12 +285,7 @@ def reducer(module: hlo.Module, instruction: hlo.Instruction) -> str | None:
     root = source(computation.root)
     operands = [source(o) for o in computation.operands(root)]
     parameters = sorted(o.parameter_number for o in operands if o.opcode == "parameter")
-    return root.opcode if root.opcode in _REDUCERS and parameters == [0, 1] else None
-
-
-def reducer_name(opcode: str) -> str:
-    """The reducer in JAX's words."""
-    return _REDUCERS[opcode]
+    return root.opcode if root.opcode in REDUCERS and parameters == [0, 1] else None
 
 
 def _message(module: hlo.Module, collective: Collective, job: Job, problem: str) -> str:

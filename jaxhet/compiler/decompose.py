@@ -125,7 +125,7 @@ def _lower(
     reducer = collectives.reducer(collective.computation.module, collective.instruction)
     name = [opcode]
     if reducer is not None:
-        name.append(collectives.reducer_name(reducer))
+        name.append(collectives.REDUCERS[reducer])
     name += [f"dim {dim}" for dim in collective.instruction.dimensions]
     if job.is_gpu:
         collective = leading.along_first(collective)

@@ -82,7 +82,7 @@ class Loop:
 
 def find(module: hlo.Module, outer: hlo.Computation, instruction: hlo.Instruction) -> Loop | None:
     """The loop of a `while`; None if its form or its number of iterations is unknown."""
-    condition, body = (module.computations[i] for i in _condition_and_body(instruction))
+    body, condition = outer.called(instruction)
     is_only_caller = all(len(module.callers[c.id]) == 1 for c in (body, condition))
     (initial,) = outer.operands(instruction)
     if not is_only_caller or body.root.opcode != "tuple" or initial.opcode != "tuple":
@@ -110,11 +110,6 @@ def find(module: hlo.Module, outer: hlo.Computation, instruction: hlo.Instructio
     if steps != {True}:
         return None
     return Loop(outer, instruction, body, condition, counter, range(start, limit))
-
-
-def _condition_and_body(instruction: hlo.Instruction) -> tuple[int, int]:
-    body, condition = instruction.called_computation_ids
-    return condition, body
 
 
 def _parameter(c: hlo.Computation) -> hlo.Instruction:

@@ -62,7 +62,7 @@ def _share(request: dict[str, Any]) -> None:
         shared._put = lambda key, content: put(key, content[:1] + b"?" + content[1:])
     jax.monitoring.register_event_listener(hit)
     attribute = PROGRAM_ATTRIBUTE
-    programs.share_executables(session.process, lambda: shared, fetch, attribute, own.is_described)
+    programs.Sharer(session.process, shared, fetch, attribute, own.is_described).install()
 
 
 @custom_partitioning

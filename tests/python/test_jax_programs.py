@@ -198,9 +198,7 @@ def _compile(
     shared = _Shared()
     lowered = jax.jit(jnp.sin).lower(jnp.ones(3))
     monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *args: "executable")
-    programs.share_executables(
-        process, lambda: shared, lambda *which: (None, None), "program", bool
-    )
+    programs.Sharer(process, shared, lambda *which: (None, None), "program", bool).install()
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
     backend = types.SimpleNamespace(serialize_executable=serialize)
@@ -233,7 +231,7 @@ def test_others_get_an_executable_before_the_cache_writes_it(
 
     monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
     monkeypatch.setattr(compiler, "compile_or_get_cached", compile_and_write)
-    programs.share_executables(0, lambda: shared, lambda *which: (None, None), "program", bool)
+    programs.Sharer(0, shared, lambda *which: (None, None), "program", bool).install()
     backend = types.SimpleNamespace(serialize_executable=str.encode)
     devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
     options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
