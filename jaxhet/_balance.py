@@ -1,7 +1,7 @@
-"""Gradients of a batch that islands share unequally, and the share of each.
+"""Gradients of a batch of which islands compute unequal shares, and the sizes of these shares.
 
-Islands are never equally fast. A batch is cut into microbatches of one shape, and each island
-computes as many as its speed allows, so that all of them reach the exchange at the same time.
+A batch is cut into microbatches of one shape. Each island computes as many as its speed allows, so
+that all islands reach the exchange at the same time.
 """
 
 import functools

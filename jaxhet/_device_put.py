@@ -31,7 +31,7 @@ Box = tuple[tuple[int, int], ...]  # for each dimension: first index, index afte
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A piece of the array, and the devices that send it and receive it (may be the same)."""
+    """A piece of the array, its sender and its receiver (may be the same device)."""
 
     source: int  # id of a device
     target: int
@@ -131,7 +131,7 @@ def _offset(piece: Box, box: Box) -> tuple[int, ...]:
 
 
 def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[int, Box]:
-    """Device to its part of an array; a scalar has one dimension here."""
+    """The part of an array that each device holds. A scalar counts as an array of one element."""
     boxes: dict[int, Box] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         ranges = [s.indices(size) for s, size in zip(index, shape, strict=True)]
@@ -169,7 +169,7 @@ class _Program:
           dtype: Their type.
 
         Returns:
-          The result's shards. Devices that get none have something else.
+          The result's shards. The arrays on devices without a shard mean nothing.
         """
         devices = self._sharding.addressable_devices
         if not devices:

@@ -1,4 +1,4 @@
-"""`jaxhet.start` and `jaxhet.finish`: means over islands that outlive the program they begin in."""
+"""`jaxhet.start` and `jaxhet.finish`: means over islands that outlive the starting program."""
 
 import dataclasses
 import functools
@@ -49,8 +49,8 @@ class Handle:
 def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: str = "") -> Handle:
     """Starts the mean of arrays over a mesh axis, which a later program finishes.
 
-    The engine copies the arrays and exchanges the copies while the program, and the programs after
-    it, go on. The arrays may be donated. Each name has one exchange at a time: call
+    The engine copies the arrays and exchanges the copies while this program and later programs
+    run. The arrays may be donated. Each name has one exchange at a time: call
     `jaxhet.finish`, in the same program or in a later one, before the next start of that name.
 
     A handle that was saved in a checkpoint can be finished in another job: it holds what each

@@ -1,7 +1,7 @@
 """Comparison of the bits of all replicas of a value, and synchronization with the first one.
 
-Compilers of two vendors round differently (fused multiply-add, their own exp, the order of sums),
-so what every island computes for itself can differ in its last bits, from initialization on.
+Compilers of two vendors round differently (fused multiply-add, their own exp, the order of sums).
+So values that every island computes for itself can differ in their last bits, even initial ones.
 """
 
 import dataclasses

@@ -152,15 +152,15 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
     delay: int = 0,
     wire: str = "",
 ) -> optax.GradientTransformation:
-    """DiLoCo: positions of a mesh axis train for themselves, and meet every few steps.
+    """DiLoCo: positions of a mesh axis train on their own and are averaged every few steps.
 
     Each position has parameters of its own and applies `inner` to them in each step. After `every`
     steps the mean over all positions of (outer parameters - own parameters) is the gradient of
-    `outer`, which updates the outer parameters. All positions go on from there (arXiv:2311.08105).
+    `outer`, which updates the outer parameters. All positions continue with them (arXiv:2311.08105).
     With several `fragments`, leaves are dealt to fragments of about equal size, which are exchanged
     in turn, each every `every` steps. With a `delay`, an exchange that one step starts is finished
     that many steps later, and the steps in between do not wait for it (`jaxhet.start`). Positions
-    then go on from the middle between the outer parameters and their own (arXiv:2501.18512). A
+    continue in the middle between the outer parameters and their own (arXiv:2501.18512). A
     checkpoint may be saved meanwhile: the job that restores it repeats the exchange.
 
     Args:

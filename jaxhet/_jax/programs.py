@@ -115,7 +115,7 @@ def guard_launches(
     """Calls `check` before a thread that has not called `own_launches` launches a guarded program.
 
     JAX launches most calls in C++. Its key of a program contains a context of the calling thread.
-    In threads with another context each call runs through Python, where it is checked.
+    Calls by threads with another context run in Python, and are checked there.
 
     Args:
       attribute: The frontend attribute of a module that names its program.

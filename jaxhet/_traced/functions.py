@@ -142,7 +142,7 @@ def _is_kept(value: Any, name: str, part: Any) -> bool:
 
 
 def _slots(cls: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
-    """The slots of instances by name, without those in which C keeps an address."""
+    """The slots of instances by name, except slots in which C keeps an address."""
     for base in cls.__mro__:
         for name, slot in vars(base).items():
             if isinstance(slot, types.MemberDescriptorType) and not name.endswith("offset__"):
@@ -157,7 +157,7 @@ def is_all_in_attributes(cls: type) -> bool:
 
 
 def read_by(function: types.FunctionType) -> dict[str, Any]:
-    """Values that a function reads besides its arguments: cells and globals.
+    """Cells and globals that a function reads, by name.
 
     Globals of a library's function are left out.
     """

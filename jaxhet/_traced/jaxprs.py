@@ -101,10 +101,10 @@ class _Depths:
     Attributes:
       equations: For each equation, the number on the path to its result if it takes time
         itself, else on the path to its operands.
-      uses: For each equation, the depth at which the first of them that uses its result may start;
-        None if there is none.
-      operands: The same for each operand of the jaxpr.
-      results: The number on the path to each result of the jaxpr.
+      uses: For each equation, the depth at which the first operation that takes time and uses its
+        result may start; None if no such operation exists.
+      operands: For each operand of the jaxpr, the depth of its first use; None without one.
+      results: For each result of the jaxpr, the number on the path to it.
     """
 
     equations: tuple[int, ...]
@@ -352,8 +352,8 @@ class _Listing:
         return tuple(f"{line}\t{where}" if where else line for line, where in self._lines)
 
 
-# Parameters that are not part of what a primitive of JAX computes: functions that rules call before
-# a program is lowered, names for people, and what differs from process to process.
+# Parameters that do not affect what a primitive of JAX computes: functions that rules call before a
+# program is lowered, names for readers, and values that differ between processes.
 _SKIPPED = {
     "custom_jvp_call": ("jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
     "custom_lin": ("bwd",),
@@ -373,12 +373,12 @@ _SKIPPED = {
     "pallas_call": ("name_and_src_info",),
     "remat_opt": ("fun_jaxpr_thunk",),
 }
-# Primitives that call a function of this process, and return nothing to the program.
+# Primitives that call a function of this process and may return nothing to the program.
 _WATCHERS = frozenset(("debug_callback", "debug_print", "inspect_sharding", "io_callback"))
 
 
 def _counted(eqn: core.JaxprEqn) -> dict[str, Any]:
-    """The parameters of an equation that count."""
+    """The parameters of an equation that affect its results."""
     name = eqn.primitive.name
     if is_declared(eqn):
         return {"name": eqn.params["name"]}
@@ -388,8 +388,7 @@ def _counted(eqn: core.JaxprEqn) -> dict[str, Any]:
     return {k: v for k, v in eqn.params.items() if v is not None and k not in skipped}
 
 
-# Settings that are in force where an equation is written, if they are not the usual ones. The mesh
-# is in the types, and a layout changes no value.
+# Context of an equation that its line omits: types have the mesh, and a layout changes no value.
 _NOT_COUNTED_CONTEXT = ("__weakref__", "configs", "cur_abstract_mesh", "cur_layout_mode")
 
 

@@ -1,7 +1,7 @@
 """Descriptions of values: equal if a program computes the same with them, in every process.
 
-An object is described by its class and by what it holds. One that can't be described is *held*: the
-process remembers the object itself, because all objects of its class have the same words.
+An object is described by its class and its content. An object that can't be described is *held*:
+the process remembers the object itself, because all objects of its class have the same words.
 """
 
 import enum
@@ -31,7 +31,7 @@ _BUILT_IN_CODE = (
     types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
 )
-_NAMES_OF_PLACES = (types.TracebackType, types.FrameType)  # for people
+_NAMES_OF_PLACES = (types.TracebackType, types.FrameType)  # for readers
 _CODE = (
     types.FunctionType,
     types.MethodType,
@@ -138,7 +138,7 @@ class Describer:
     Args:
       body: Gives a jaxpr in words, and the objects that it holds.
       place: Tells where the program has the value.
-      is_private: Whether values belong to this process alone: then only code is in the words.
+      is_private: Whether values belong to this process alone, so that the words have only code.
 
     Attributes:
       held: The objects that the words do not describe.

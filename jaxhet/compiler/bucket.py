@@ -1,8 +1,8 @@
-"""Collectives of one kind go together: one exchange in place of many.
+"""Buckets: several collectives of one kind share one exchange.
 
-On GPUs these are small all-reduces. On CPUs, where only sums overlap, they are permutes; XLA has
-put all-reduces together. The same on every rank: which of them go together depends on the program,
-as the plan's order does.
+On GPUs a bucket has small all-reduces. On CPUs it has permutes, since only sums overlap there, and
+XLA has combined all-reduces. Buckets depend on the program, as the plan's order does, so that all
+ranks have the same ones.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxhet.compiler.collectives import Collective
 
 @dataclasses.dataclass
 class _Bucket:
-    """Collectives that go together.
+    """Collectives that share one exchange.
 
     Attributes:
       members: The collectives in this bucket.

@@ -48,14 +48,14 @@ class Exchange:
       computation: Where it is.
       start: The instruction that starts it.
       spec: The record, without its place in the plan.
-      identities: The operands of the user's collectives that share this exchange, in the order in
-        which they lie in its operand.
-      is_gather: It belongs to an all-gather, whose operand is often there long before its turn.
-      is_early: The gather's operand is ready when its computation begins.
-      done: The instruction that waits for it, if that is another one.
-      parts: The instructions that wait for its parts after the first.
-      scatters: The local reduce-scatters that lead to it.
-      gathers: The local all-gathers that follow.
+      identities: The operands of the user's collectives that share this exchange, in the order of
+        their data.
+      is_gather: Whether it belongs to an all-gather, whose operand is often ready early.
+      is_early: Whether the gather's operand is ready when its computation begins.
+      done: The instruction that waits for the exchange, if that is another one.
+      parts: The instructions that wait for the parts after the first.
+      scatters: The local reduce-scatters before the exchange.
+      gathers: The local all-gathers after the exchange.
     """
 
     computation: hlo.Computation
@@ -94,8 +94,8 @@ class ExchangeBuilder:
       added: All exchanges of the module; new ones are appended.
       codec: Codec of the collective; `codecs.fitting` says which operands it compresses.
       wire: Codec and block of the exchanged data; "": operands without a codec.
-      plain_bytes: With `wire`, size of the operand before.
-      half: The half that the collective is; None: a whole exchange.
+      plain_bytes: With `wire`, size of the operand before it is encoded.
+      half: The half of an exchange that the collective stands for; None: a whole exchange.
     """
 
     collective: Collective

@@ -83,8 +83,8 @@ class Collective:
       shard_replicas: Number of members that keep the same block of a reduce-scatter. They are on
         one island, and side by side in the groups, which are in the order of the blocks.
       identities: One for each operand; none before `identity.assign`.
-      is_pipelined: It was moved to a neighbouring iteration of its loop (`pipeline.py`).
-      is_early: A gather whose operand is ready when the computation begins (`early.py`).
+      is_pipelined: Whether it was moved to a neighbouring iteration of its loop (`pipeline.py`).
+      is_early: Whether a gather's operand is ready when the computation begins (`early.py`).
     """
 
     computation: hlo.Computation

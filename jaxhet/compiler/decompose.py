@@ -119,7 +119,7 @@ def _fitting(collective: Collective, codecs: axes.Codecs) -> str:
 def _lower(
     collective: Collective, job: Job, options: Options, exchanges: list[Exchange], codec: str
 ) -> None:
-    """Makes a collective the last step of its decomposition; appends its exchanges."""
+    """Replaces a collective; appends its exchanges."""
     split, note = _divide(collective, job, options, codec)
     opcode = collective.instruction.opcode
     reducer = collectives.reducer(collective.computation.module, collective.instruction)

@@ -89,7 +89,7 @@ class GpuLowering(Lowering):
         return [lower(self._fixed(value)) for value in values]
 
     def _part_size(self, value: Value) -> int:
-        """Elements of each part in which a value should come, but the last one."""
+        """Number of elements in each part of a value except the last part."""
         part_bytes = self.builder.options.part_bytes
         most = hlo.num_bytes(value.x.shape) // part_bytes if part_bytes else 1
         size = -(-value.size // min(max(most, 1), _MOST_PARTS))

@@ -47,17 +47,17 @@ class Options:
         stay flat) or "auto" (hierarchical on GPUs, flat on CPUs).
       two_shot_bytes: On CPUs, an all-reduce of at most this many bytes is one all-gather and local
         sums. A larger one is a reduce-scatter and an all-gather; of two ranks, a permute and a sum.
-      bucket_bytes: On GPUs, small all-reduces of one kind go together, up to this many bytes; 0
-        keeps each on its own.
-      part_bytes: On GPUs, what an all-reduce of two ranks exchanges comes in up to eight parts, of
-        at least this many bytes, and each is summed while the next ones come; 0 is never.
-      pipeline_iterations: On GPUs, exchanges of loops with at least this many iterations overlap
-        with the neighbouring iteration, which takes one exchange more (`pipeline.py`); 0 is never.
+      bucket_bytes: On GPUs, largest size of a bucket of small all-reduces (`bucket.py`); 0: no
+        buckets.
+      part_bytes: On GPUs, least size of a part of an all-reduce of two ranks. It has up to eight
+        parts, and each is summed while the next one is received; 0: no parts.
+      pipeline_iterations: On GPUs, least number of iterations of loops that are pipelined
+        (`pipeline.py`); 0: no loop is.
       one_world_kernels: On GPUs, XLA should compile the same kernels as for one world, so that
-        results can have the same bits. Barriers keep XLA from fusing what takes a collective's
-        place with other operations, two ranks add in the shape of the operand, and no loop is
+        results can have the same bits. Barriers keep XLA from fusing the replacement of a
+        collective with other operations, two ranks add in the shape of the operand, and no loop is
         pipelined.
-      wire: Codecs (`codecs.py`) of exchanges, by mesh axis; the axis "" is any without an entry.
+      wire: Codecs (`codecs.py`) of exchanges, by mesh axis; "" stands for axes without an entry.
       needed_axes: Axes that the meshes of each program with exchanges must have.
       deadline_ms: Longest wait of an exchange for its peers; 0 is the session's default.
     """

@@ -16,15 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo, loops, values
 
-# The number of operations that take time before an equation. Then the numbers of the equations
-# around it, from the outermost one, and its own number.
+# Number of operations that take time before an equation; then the numbers of the equations around
+# it, from the outermost one, and its own number.
 Key = tuple[int, tuple[int, ...]]
 
 # A label of `jaxprs.labels` or `argument_labels`: number, depth, and depth of the first use.
 _LABEL = re.compile(r"(?<!\w)(?:e(\d+))?d(\d+)(?:u(\d+))?(?!\w)")
 
-# A gather starts at most so many operations that take time, about a layer, before its result is
-# used: the gathered array takes memory, and the exchanges of what is used earlier go first.
+# Largest number of operations that take time, about a layer, between the start of a gather and the
+# first use of its result. The gathered array takes memory, and other exchanges are used earlier.
 _AHEAD = 8
 _LOOP = 1 << 20  # more than any depth
 
@@ -120,7 +120,7 @@ class Dataflow:
         return needs
 
     def counts(self, some: Collection[int]) -> dict[int, int]:
-        """For each of some instructions in `ids`, on how many of these it depends."""
+        """Instruction id to the number of instructions in `some` that it depends on."""
         bits = sum(self.bit_of[i] for i in some)
         return {i: (self.needs[i] & bits).bit_count() for i in some}
 
@@ -133,10 +133,9 @@ class Step:
       line: Text that must be equal on all ranks.
       key: The place of its equation in the program.
       use: The depth at which its result is used.
-      is_gather: Whether the operand is often there long before the result is used.
+      is_gather: Whether the operand is often ready long before the result is used.
       is_early: Whether a gather's operand is ready when its computation begins.
-      inside: The numbers with which the keys of all exchanges in a loop or branch begin; None for
-        exchanges.
+      inside: For a loop or branch, the common beginning of its exchanges' keys; None for exchanges.
     """
 
     line: str
@@ -156,7 +155,7 @@ class Step:
 def ordered(
     computation: hlo.Computation, steps: Mapping[int, Step], flow: Dataflow | None = None
 ) -> list[tuple[hlo.Instruction, str]]:
-    """Instructions in the order of their possible starts, gathers in the order of their first uses.
+    """Sorts instructions by their possible starts, and gathers by their first uses.
 
     A step follows all steps that it depends on.
 

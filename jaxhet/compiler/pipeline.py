@@ -8,10 +8,11 @@ beside the first weights. So
 * a gather of what depends on the iteration's number alone, as a layer's weights do, moves to the
   iteration before. The result is carried; the first gather is before the loop.
 
-The first iteration's reductions, which have no operand yet, are of zeros, and the last iteration's
-gathers are for nobody: each costs one exchange more than the loop has iterations. All results are
-the same to the bit. XLA's own pipeliners know neither exchanges nor islands. `arrange.py` puts
-starts and dones at their places in the schedule.
+The first iteration has no operand for a reduction yet and reduces zeros. Nobody uses the last
+iteration's gathers. So each moved exchange runs once more than the loop has iterations. All results
+are the same to the bit. XLA's own pipeliners know neither exchanges nor islands. `arrange.py` puts
+starts and dones at their places in the schedule: XLA's scheduler would put most dones directly
+behind the starts.
 """
 
 import collections
@@ -98,7 +99,7 @@ def _loops(module: hlo.Module, bodies: dict[int, list[hlo.Instruction]]) -> Iter
 
 @dataclasses.dataclass(frozen=True)
 class _Sink:
-    """A reduction whose result is only stored.
+    """A reduction, and the path from its result to the array that stores it.
 
     Attributes:
       reduction: The collective.

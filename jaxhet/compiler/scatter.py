@@ -1,8 +1,8 @@
 """Reduce-scatters from all-reduces whose result every rank uses a block of.
 
-That is how XLA's partitioner writes the gradients of sharded parameters: all-reduce, dynamic-slice,
-and, where the batch is split inside islands as well, another all-reduce of the block there. The
-latter is absorbed: what islands have not summed up yet would cross more than once.
+XLA's partitioner writes the gradients of sharded parameters as an all-reduce and a dynamic-slice.
+If the batch is split inside islands as well, an all-reduce of the block inside islands follows. The
+reduce-scatter absorbs it. Otherwise each device of an island would send its own part of the sum.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def _absorb_local_all_reduce(collective: Collective, job: Job) -> Collective | N
     group_of = {p: g for g in collective.groups for p in g}
     combined: list[tuple[int, ...]] = []
     for local in collectives.groups_of(computation.module, following):
-        # Block by block, those that keep it: the all-reduce's group that has the scatter's member.
+        # A column has the devices that keep one block.
         columns = tuple(zip(*(group_of[p] for p in local), strict=True))
         islands = [{job.islands[collective.rank_of[p]] for p in column} for column in columns]
         if any(len(on) != 1 for on in islands) or len(set.union(*islands)) != len(columns):

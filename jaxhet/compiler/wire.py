@@ -1,11 +1,12 @@
-"""Compressed exchanges: what travels between islands is encoded, and decoded before it is summed.
+"""Compressed exchanges: data is encoded before an exchange and decoded before it is summed.
 
-A rank's own part takes the same way, so that all ranks have the same bits. Each row of an exchange
-(what one rank sends to another one) is encoded for itself: its elements, then its scales.
+A rank encodes and decodes its own part too, so that all ranks have the same bits. Each row of an
+exchange (the data that one rank sends to another) is encoded on its own: its elements, then its
+scales.
 
-Compressed are all-reduces and reduce-scatters that add, all-gathers and permutes: operands of
-float32, bfloat16 or float16 of at least `codecs.LEAST_BYTES`, where the codec has fewer bits. They
-are hierarchical where the groups allow that: data that stays on an island is not encoded.
+The passes compress all-reduces and reduce-scatters that add, all-gathers and permutes: operands of
+float32, bfloat16 or float16 of at least `codecs.LEAST_BYTES`, if the codec has fewer bits. These
+are hierarchical if the groups allow it: data that stays on an island is not encoded.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ def all_reduce(
 ) -> list[Value]:
     """Each of the values combined over the groups.
 
-    Compressed ones are gathered and summed, which rounds them once. A gather from two members has
-    the bytes of a sum, so that exact values share it.
+    Compressed values are gathered and summed, which rounds them once. A gather from two members has
+    as many bytes as a sum, so that exact values share it.
     """
     return _each(
         lowering,
