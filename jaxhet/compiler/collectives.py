@@ -25,7 +25,6 @@ _INSIDE_ONLY = {  # opcode -> what to write instead
 _UNEQUAL_GROUPS = {"all-reduce", "collective-broadcast", "collective-permute"}
 # XLA on GPUs makes one communicator of all devices of the program for them, whatever their pairs.
 _PERMUTES = {"collective-permute", "collective-permute-start"}
-_CONTROL_FLOW = {"call", "conditional", "while"}
 REDUCERS = {  # opcode -> JAX's word
     "add": "sum",
     "multiply": "product",
@@ -152,16 +151,6 @@ def role(caller: hlo.Instruction, computation_id: int) -> str:
     return f"branch{place}" if caller.opcode == "conditional" else "callee"
 
 
-def _wrapper(module: hlo.Module, computation: hlo.Computation) -> hlo.Instruction | None:
-    """An instruction that encloses a computation, directly or not, and is no control flow."""
-    for call in module.callers.get(computation.id, ()):
-        if call.instruction.opcode not in _CONTROL_FLOW:
-            return call.instruction
-        if (outer := _wrapper(module, call.computation)) is not None:
-            return outer
-    return None
-
-
 def rank_of(module: hlo.Module, job: Job) -> tuple[int, ...]:
     """Logical id to rank, for the devices of a module."""
     assignment = module.proto.device_assignment
@@ -252,11 +241,6 @@ def _problem(module: hlo.Module, collective: Collective) -> str | None:
         return (
             "its source is a traced value. Use a Python integer as the source of"
             " jax.lax.pbroadcast, or jax.lax.all_gather and an index"
-        )
-    if (wrapper := _wrapper(module, collective.computation)) is not None:
-        return (
-            f"it is inside a {wrapper.opcode}, where it can't be replaced. Compile without the XLA"
-            " flag that wraps collectives"
         )
     return None
 
