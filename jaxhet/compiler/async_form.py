@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo
 from jaxhet.compiler.collectives import Collective
 
@@ -31,13 +30,8 @@ def _to_sync(module: hlo.Module, collective: Collective) -> Collective:
 def _replace(
     collective: Collective, opcode: str, computation: hlo.Computation, start: hlo.Instruction
 ) -> Collective:
-    users = computation.users(start)
-    if len(users) != 1 or not users[0].opcode.endswith("-done"):
-        raise UsageError(
-            f"{start.name} is used by {', '.join(u.name for u in users) or 'nothing'}, not by its"
-            " done alone; compile without the XLA flag that splits it"
-        )
-    (done,) = users
+    (done,) = computation.users(start)
+    assert done.opcode.endswith("-done"), done.name
     new = hlo.Instruction()
     new.CopyFrom(collective.instruction)
     new.name, new.id, new.opcode = done.name, done.id, opcode

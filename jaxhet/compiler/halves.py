@@ -9,7 +9,6 @@ others are finishes of the data of another member. Arrays are integers, which no
 import re
 from collections.abc import Sequence
 
-from jaxhet._errors import UsageError
 from jaxhet.compiler import hlo
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.exchange import ExchangeKind, Half
@@ -49,16 +48,7 @@ def keep_local(module: hlo.Module, crossing: Sequence[Collective]) -> bool:
 
 
 def lower(lowering: Lowering, half: Half) -> None:
-    """Makes a half the last step of its decomposition.
-
-    Raises:
-      UsageError: XLA has combined it with another collective.
-    """
-    if len(lowering.operands) != 1:
-        raise UsageError(
-            f"{lowering.instruction.name}: XLA has combined jaxhet.{half.verb} of {half.name!r}"
-            " with another collective; compile without the XLA flag that does so"
-        )
+    """Replaces a half, which has one operand."""
     (value,), groups = lowering.flattened(), lowering.collective.groups
     kind = ExchangeKind.PERMUTE
     if not half.is_finish:
