@@ -235,9 +235,8 @@ class Sharer:
         """JAX's function, between messages to the processes that share the program."""
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-        among: tuple[int, ...] = ()
-        if not isinstance(backend, _jax.CompileOnlyPyClient):
-            among = self.known.among({d.process_index for d in devices.flat})
+        is_run = not isinstance(backend, _jax.CompileOnlyPyClient)
+        among = self.known.among({d.process_index for d in devices.flat} if is_run else ())
         program = _frontend_attributes(module).get(self.attribute)
         name = "" if program is None else program.value
         key = _key(module, devices, options, self.is_described(name)) if among else None

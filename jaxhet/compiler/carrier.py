@@ -179,7 +179,7 @@ class ExchangeBuilder:
         else:  # XLA sees the part of an all-to-all that is sent to the next member
             pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
             if self.half is not None:
-                pairs = self.collective.groups  # those of the program
+                pairs = self.collective.groups  # the program's pairs
             opcode = "collective-permute-start"
             fields = {
                 "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
