@@ -115,7 +115,7 @@ class Planner:
         return INNER if self._devices > 1 else INNER[:1]
 
     def _on(self, inner: str) -> list[tuple[Candidate, int]]:
-        """Candidates with this axis inside of islands, and bytes beside what XLA allocates."""
+        """Candidates whose axis `inner` lies in islands; bytes that XLA does not allocate."""
         try:
             alone, beside = self._alone(inner)
         except ValueError as error:

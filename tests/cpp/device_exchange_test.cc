@@ -453,7 +453,7 @@ TEST(DeviceExchangeTest, ThreadsAndDescriptorsOfARank) {
   EXPECT_LE(eight.fds, 7 * kOfPeer + int{Proxy::kMostThreads} + 5);
 }
 
-// Not even if a driver calls streams idle only some time after it has done their work.
+// A driver may call streams idle some time after it has done their work.
 TEST(DeviceExchangeTest, CloseLeavesNoThreads) {
   const int32_t threads = CountThreads();
   {
@@ -488,7 +488,7 @@ TEST_P(DeviceExchangeTransportsTest, PeerThatLeavesTakesNothingBack) {
   EXPECT_EQ(world.engine(0).failure(), nullptr);
 }
 
-// Nor does it wait for a target that has not come to its done.
+// A source may leave before its target has come to its done.
 void CheckSourceLeavesABusyTarget(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   const Pairs pairs = {0, 1};

@@ -13,7 +13,7 @@
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/error.h"
 
-// Exchanges between devices that fail: what people read, and what programs see.
+// Failures of exchanges between devices: the texts of their errors, and what programs see.
 namespace jaxhet::testing {
 namespace {
 
@@ -26,7 +26,7 @@ class DeviceFaultTransportsTest : public DeviceTransportsTest {};
 INSTANTIATE_TEST_SUITE_P(Transports, DeviceFaultTransportsTest,
                          ::testing::ValuesIn(TestedTransports()), &NameOfParam);
 
-// The first one has its result poisoned.
+// The result of the first exchange is poisoned.
 void CheckDifferentExchanges(std::string_view transport, size_t num_bytes) {
   DeviceWorld world(DeviceOptions(2, transport));
   Side zero(0, SwapPairs(), num_bytes, 2);

@@ -48,7 +48,7 @@ void ExpectRightSwap(DeviceWorld& world, int64_t index, const std::function<void
   }
 }
 
-// The sender's slot is free once the kernel has its chunk: later chunks overtake it.
+// A sender's slot is free once the kernel has its chunk, which later chunks may overtake.
 TEST(DevicePathsTest, SeveralSocketsOfOnePathBringAllChunks) {
   for (const std::string_view transport : {"socket", "sealed"}) {
     DeviceWorld world(PathOptions(transport, [] {

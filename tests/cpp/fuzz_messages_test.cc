@@ -362,7 +362,7 @@ size_t PlayJob(std::string_view input) {
   return job.num_completed();
 }
 
-// Else the fuzzer would look at nothing but refusals.
+// Without jobs that succeed the fuzzer would see nothing but refusals.
 TEST(FuzzMessagesTest, SoundJobsSucceed) {
   const std::vector<std::string> jobs = SoundJobs();
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(PlayJob(jobs[i]), size_t{1});

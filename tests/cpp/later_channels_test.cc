@@ -56,7 +56,7 @@ TEST_P(LaterChannelsTest, ProgramOverRailsUsesThoseOfTheStart) {
 
 TEST_P(LaterChannelsTest, ProgramThatNeedsOthersHasThem) {
   DeviceWorld world(RailOptions(GetParam()));
-  // All at the same time, as by processes that compile one program.
+  // Processes that compile one program open all channels at the same time.
   std::vector<std::thread> threads;
   for (const ChannelPair& pair : RailOptions(GetParam()).later) {
     threads.emplace_back([&world, pair] { world.OpenLater(pair.rank, pair.peer_rank); });

@@ -144,7 +144,7 @@ size_t CountInternetSockets() {
   return count;
 }
 
-// Else a peer would not see that this process has died while the child lives.
+// With a socket in the child, a peer would not see that this process has died.
 TEST(ProcessTest, ForkedChildKeepsNoSocketOfControlOrData) {
   const size_t before = CountInternetSockets();
   {

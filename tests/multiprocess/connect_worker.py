@@ -1,6 +1,6 @@
 """One process of a job that connects processes when a program needs them.
 
-It answers requests `(action, process)`: the named process alone acts, or all of them for -1.
+It answers requests `(action, process)`: this process alone acts, or all of them for -1.
 """
 
 from typing import Any

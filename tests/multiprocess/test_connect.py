@@ -17,7 +17,7 @@ _SERVICES = 4
 
 
 def _ask(job: Job, action: str, process: int = -1) -> dict[int, Any]:
-    """Answers by process; only one process acts if it is given."""
+    """The answers of all processes; `process` alone acts if it is given."""
     return dict(job.ask((action, process), 60))
 
 

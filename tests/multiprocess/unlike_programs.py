@@ -295,7 +295,7 @@ def _in_form(form: str, straight: Function) -> Function:
 
 
 def _of_all(program: Program, mapped: Function) -> Function:
-    """The program from the argument of all ranks to their results, or to the gradient of these."""
+    """The program as a function of all ranks' argument: their results, or the gradient of these."""
     if program.form not in GRADIENTS:
         return mapped
     factors = np.random.default_rng(8).uniform(0.5, 1.5, argument().shape).astype(np.float32)

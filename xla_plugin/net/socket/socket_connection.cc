@@ -17,7 +17,7 @@
 namespace jaxhet::sockets {
 namespace {
 
-// A peer that ends closes its data sockets, too, and says why elsewhere: this is the time for it.
+// Time for the message of a peer that ends: its data sockets may close before it arrives.
 constexpr std::chrono::milliseconds kEndGrace{100};
 
 // Data that the peer's kernel has not acknowledged for so long ends the connection (tcp(7)).

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::microseconds;
 using State = Lane::State;
 
-// A thread that waits for a device turns so often without a pause, then so often with short ones.
+// Turns of a thread that waits for a device: first without a pause, then with short pauses.
 constexpr int kSpins = 200;
 constexpr int kShortPauses = 2'000;
 constexpr int kSpinsPerLook = 100;  // at events
