@@ -149,7 +149,7 @@ def _in_parts(loss: Any, parts: int, params: Any, batch: Any) -> Any:
                 f"jaxhet.balanced_value_and_grad: a microbatch of shape {list(x.shape)} can't be"
                 f" computed in {parts} parts on an island; choose parts that divide its rows"
             )
-        # Neighbouring rows go to different parts, so that each part lies on all devices of the rows.
+        # Neighbours in different parts, so that each part lies on all devices of the rows.
         return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
 
     def add(sums: Any, part: Any) -> tuple[Any, None]:
