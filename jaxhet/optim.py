@@ -156,7 +156,7 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
 
     Each position has parameters of its own and applies `inner` to them in each step. After `every`
     steps the mean over all positions of (outer parameters - own parameters) is the gradient of
-    `outer`, which updates the outer parameters. All of them continue there (arXiv:2311.08105).
+    `outer`, which updates the outer parameters. All positions go on from these (arXiv:2311.08105).
     With several `fragments`, leaves are dealt to fragments of about equal size, which are exchanged
     in turn, each every `every` steps. With a `delay`, an exchange that one step starts is finished
     that many steps later, and the steps in between do not wait for it (`jaxhet.start`). Positions

@@ -14,16 +14,12 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def two_threads_for_each_device() -> None:
-    """Creates the CPU client with them: with one each, runs ahead of collectives can deadlock.
-
-    XLA then ends the process. `jaxhet.initialize` does the same for jobs.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PJRT_NPROC", "8")
-        jax.devices()
-
+# The CPU client has two threads for each device: with one each, runs ahead of collectives can
+# deadlock, and XLA then ends the process. `jaxhet.initialize` does the same for jobs. Made here,
+# because a fixture would come after tests of other folders, which create the client, too.
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.setenv("PJRT_NPROC", "8")
+    jax.devices()
 
 SCHEDULE = Schedule(learning_rate=1e-2, warmup=2, weight_decay=0.1, max_gradient_norm=1.0)
 
