@@ -94,7 +94,7 @@ class Session:
         self._closed = threading.Event()
         self._has_left = False  # all connections are closed
         self._is_idle = True  # at the end of the job: no device of this process is at work
-        this = weakref.ref(self)  # the compilation outlives the session
+        this = weakref.ref(self)  # XLA's hooks keep the compilation, which must not keep devices
         self.compilation = _compilation.Compilation(
             config,
             process,

@@ -25,9 +25,7 @@ CPP = {
     "engine/host/open_exchanges_checks.cc": "CheckLeft|CheckStart|CheckRanks",
     "engine/control/peer.cc": "Received",
     "engine/common/plans.cc": "Add",
-    "engine/device/channel_setup.cc": (
-        "Handle|HandleAttributed|Open|Accept|Prove|Expect|IsAllowed|Find"
-    ),
+    "engine/device/channel_setup.cc": ("Handle|Open|Accept|Prove|Expect|IsAllowed|Find"),
     "net/connection.h": "Reserve",
     "net/socket/records.cc": "Take|OpenNext|Room",
     "net/seal.cc": "OpenNext",
@@ -51,7 +49,7 @@ CPP = {
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {
-    "_net/handshake.py": "receive_exactly|connect|accept|check_seal",
+    "_net/handshake.py": "receive_exactly|connect|accept",
     "_net/channel.py": r"Channel\.(receive|_opened)",
     "_job/listener.py": r"Listener\._authenticate|_check_answer",
     "_net/interfaces.py": r"Interface\.parse",

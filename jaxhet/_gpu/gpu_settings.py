@@ -62,10 +62,10 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> bool:
     given = compiler_settings.xla_flags_text(environ)
     environ["XLA_FLAGS"] = complete(given)
     _warn_of_allocator(environ)
-    return not is_tuning_the_users(compiler_settings.parse_flags(given))
+    return not user_controls_tuning(compiler_settings.parse_flags(given))
 
 
-def is_tuning_the_users(flags: Mapping[str, str]) -> bool:
+def user_controls_tuning(flags: Mapping[str, str]) -> bool:
     """Whether the user controls the tuning of kernels, by flags of XLA. Pure."""
     return flags.get("xla_gpu_autotune_level") == "0" or any(name in flags for name in _TUNING)
 

@@ -6,7 +6,7 @@ of a *tuning class* (equal devices, versions and flags) run one executable. The 
 class that takes part in a program compiles it, and puts the executable into the key-value store of
 JAX's coordination service. The others wait for it there, and load it:
 
-    jaxhet/executable/<key>   "+" and the executable, or "-" and the reason why there is none
+    jaxhet/executable/<key>   "+", then the executable; or "-", then why the process has none
     jaxhet/compiling/<first>  JSON: what the first process is doing (`_Doing`)
 
 *key* is a digest of the module that JAX hands to XLA, and of XLA's options for it. A wait ends

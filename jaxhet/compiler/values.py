@@ -48,7 +48,7 @@ _Digest = tuple[bytes, bool]  # and whether all instructions are pure
 def _digests(
     computation: hlo.Computation, left_out: str, roots: dict[int, _Digest]
 ) -> dict[int, _Digest]:
-    """Digests by instruction id. Adds those of called computations to `roots`, by their ids."""
+    """Instruction id to digest. Adds to `roots`: id of each called computation to its digest."""
     found: dict[int, _Digest] = {}
     for i in computation.instructions:
         fields = ["channel_id"]

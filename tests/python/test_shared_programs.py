@@ -192,7 +192,7 @@ def test_program_is_shared_by_those_of_the_class_that_run_it() -> None:
     ],
 )
 def test_flags_of_the_user_win(flags: dict[str, str], is_users: bool) -> None:
-    assert gpu_settings.is_tuning_the_users(flags) is is_users
+    assert gpu_settings.user_controls_tuning(flags) is is_users
 
 
 def test_tuning_is_on_and_the_log_says_what_was_added() -> None:

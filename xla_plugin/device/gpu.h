@@ -98,7 +98,7 @@ std::vector<DeviceInfo> ListGpus(Vendor::Libraries libraries) {
   return devices;
 }
 
-// A device by its primary context.
+// A device, used in its primary context.
 template <typename Api>
 class Gpu final : public Device {
  public:

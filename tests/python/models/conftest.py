@@ -14,9 +14,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 
 
-# The CPU client has two threads for each device: with one each, runs ahead of collectives can
-# deadlock, and XLA then ends the process. `jaxhet.initialize` does the same for jobs. Made here,
-# because a fixture would come after tests of other folders, which create the client, too.
+# A CPU client with two threads for each device, as `jaxhet.initialize` sets for jobs: with one for
+# each, a loop that starts many programs can deadlock, and XLA ends the process. It is made here,
+# because tests of other folders create a client before a fixture of this folder runs.
 with pytest.MonkeyPatch.context() as _patch:
     _patch.setenv("PJRT_NPROC", "8")
     jax.devices()

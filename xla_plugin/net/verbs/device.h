@@ -152,7 +152,7 @@ class QueuePair {
 
   uint32_t number() const { return qp_->qp_num; }
   uint32_t psn() const { return psn_; }  // number of our first packet
-  // To RTR and RTS.
+  // Brings the queue pair to the states RTR and RTS.
   void Connect(const Route& route);
   // To the error state: the NIC sends and receives nothing more, and flushes what was posted.
   void Kill();
