@@ -1,9 +1,9 @@
 """A LLaMA in plain JAX and optax: what a user's own training script looks like.
 
-It knows nothing of jaxhet, nor of `models/`. Parameters are float32, compute is bfloat16, a layer
-is recomputed in the backward pass, attention is `jax.nn.dot_product_attention`. The mesh axis is
-`data` (parameters replicated) or `fsdp` (split along their last dimension). Activations are
-constrained to be split along the batch: else XLA's partitioner may gather them, and not weights.
+It knows nothing of jaxhet, nor of `models/`. Parameters are float32, a layer is recomputed in the
+backward pass, attention is `jax.nn.dot_product_attention`. The mesh axis is `data` (parameters
+replicated) or `fsdp` (split along their last dimension). Activations are constrained to be split
+along the batch: else XLA's partitioner may gather them, and not weights.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ class Size:
     """The shape of the model; the default has 0.89e9 parameters.
 
     Attributes:
+      dtype: The type to compute in, which gradients have when they cross islands.
       attention: cuDNN's, or None for XLA's.
       rows: The sharding of activations [B, T, E]; None leaves it to XLA.
     """
@@ -31,6 +32,7 @@ class Size:
     hidden: int = 5632
     vocab: int = 32000
     scan: bool = True
+    dtype: str = "bfloat16"
     attention: Literal["cudnn"] | None = None
     rows: NamedSharding | None = None
 
@@ -90,7 +92,7 @@ def split(size: Size, x: jax.Array) -> jax.Array:
 
 def loss(size: Size, params: Any, tokens: jax.Array) -> jax.Array:
     """Mean cross-entropy of each token of [B, T + 1] after the first."""
-    x = split(size, params["embed"].astype(jnp.bfloat16)[tokens[:, :-1]])
+    x = split(size, params["embed"].astype(size.dtype)[tokens[:, :-1]])
     layers = {k: v for k, v in params.items() if k not in ("embed", "head", "norm")}
     step = jax.checkpoint(lambda x, layer: (block(size, x, layer), None))
     x, _ = jax.lax.scan(step, x, layers, unroll=1 if size.scan else size.layers)

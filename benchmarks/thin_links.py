@@ -31,8 +31,14 @@ from benchmarks import plain_llama, tables
 from jaxhet import optim
 from models.extras import corpus
 
-# The MLP's gradients have 2 MiB in bfloat16. All others are below 1 MiB and not compressed.
-SIZE = plain_llama.Size(layers=2, embed=512, heads=8, hidden=2048, vocab=256, scan=False)
+SIZES = {
+    # The MLP's gradients have 2 MiB in bfloat16. All others are below 1 MiB and not compressed.
+    "small": plain_llama.Size(layers=2, embed=512, heads=8, hidden=2048, vocab=256, scan=False),
+    # Gradients of 256 MiB in float32, almost all in arrays that are compressed; for GPUs.
+    "wide": plain_llama.Size(
+        layers=4, embed=1024, heads=8, hidden=4096, vocab=256, scan=False, dtype="float32"
+    ),
+}
 LENGTH = 64  # tokens of a row
 
 
@@ -90,12 +96,12 @@ def batches(steps: int, rows: int, is_swapped: bool, seed: int) -> list[np.ndarr
     ]
 
 
-def train(method: Method, steps: int, rows: int, seed: int) -> Row:
+def train(method: Method, size: plain_llama.Size, steps: int, rows: int, seed: int) -> Row:
     """Trains with a method. The rate is measured in the second half of the steps."""
     mesh = jax.sharding.get_mesh()
     split, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
     tx: Any = method.transform() if method.transform else plain_llama.OPTIMIZER
-    of_loss = jax.value_and_grad(functools.partial(plain_llama.loss, SIZE))
+    of_loss = jax.value_and_grad(functools.partial(plain_llama.loss, size))
     each = jax.vmap(of_loss, in_axes=(0 if method.has_copies else None, 0), spmd_axis_name="data")
 
     def step(params: Any, state: Any, tokens: jax.Array) -> Any:
@@ -109,7 +115,7 @@ def train(method: Method, steps: int, rows: int, seed: int) -> Row:
         return optax.apply_updates(params, updates), state, loss
 
     def init() -> Any:
-        params = plain_llama.init(SIZE, jax.random.key(seed))[0]
+        params = plain_llama.init(size, jax.random.key(seed))[0]
         if not method.has_copies:
             return params
         return jax.tree.map(lambda x: jnp.stack([x] * mesh.size), params)
@@ -164,6 +170,7 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="small", help="size of the model")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rows", type=int, default=16, help="rows of a step, over all devices")
     parser.add_argument("--seed", type=int, default=0, help="parameters and order of the text")
@@ -179,7 +186,7 @@ def main() -> None:
     jaxhet.initialize()
     is_first = jax.process_index() == 0
     facts = {"made": tables.made_at()} | {
-        n: getattr(options, n) for n in ("steps", "rows", "seed", "link")
+        n: getattr(options, n) for n in ("size", "steps", "rows", "seed", "link")
     }
     done: list[Row] = []
     if is_first:
@@ -188,7 +195,7 @@ def main() -> None:
         for method in METHODS:
             if options.only and method.name not in options.only:
                 continue
-            row = train(method, options.steps, options.rows, options.seed)
+            row = train(method, SIZES[options.size], options.steps, options.rows, options.seed)
             done.append(row)
             if is_first:
                 cells = options.link, row.name, f"{row.tokens_per_s:.0f}", f"{row.loss:.5f}"
