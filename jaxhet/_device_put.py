@@ -22,7 +22,7 @@ from jaxhet._islands import Island
 from jaxhet._jax import device_put
 from jaxhet._jax.compat import Device
 from jaxhet._jit import jit
-from jaxhet._telemetry.observed import Observer
+from jaxhet._session import Observer
 
 _AXIS = "device"
 

@@ -22,7 +22,6 @@ from jaxhet._job.membership import Membership
 from jaxhet._launch import told
 from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
-from jaxhet._telemetry.observed import Observer
 
 _NOTICE_S = 1.0  # time for a program to notice a failure by its own exchanges
 _TELL_S = 0.5  # from a failure to its line in the log, if the program has not noticed it
@@ -57,6 +56,19 @@ class Parts:
 
 
 _NO_PARTS = Parts()
+
+
+class Observer:
+    """Receiver of the events at the end of a session."""
+
+    def failed(self) -> None:
+        """The job has failed. Must not block."""
+
+    def close(self) -> None:
+        """The process leaves the job. The engine is still open."""
+
+    def close_in_child(self) -> None:
+        """This process is a fork of the one that joined the job."""
 
 
 class Session:

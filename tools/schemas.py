@@ -12,7 +12,6 @@ from typing import Any, Literal
 from jaxhet import _plan
 from jaxhet._doctor.report import Report
 from jaxhet._job.proofs import Qualification
-from jaxhet._telemetry.trace import ProcessTrace
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
@@ -24,9 +23,6 @@ def schemas() -> dict[str, dict[str, Any]]:
         "doctor": _schema("jaxhet doctor --json", Report),
         "qualify": _schema("jaxhet-qualify.json, of jaxhet doctor --qualify", Qualification),
         "plan": _plan_schema(),
-        "trace": _schema(
-            "jaxhet-*.trace.json, in JAXHET_TRACE_FOLDER", ProcessTrace, format="integer"
-        ),
         "stats": _stats_schema(),
     }
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxhet._errors import UsageError
 from jaxhet._net.addresses import split_address
+from jaxhet._session import Observer, Session
 from jaxhet._telemetry.metrics_server import MetricsServer
-from jaxhet._telemetry.observed import ObservedSession, Observer
 
 _OWN = ("process", "island")
 _PATH = (*_OWN, "transport", "peer_island")
@@ -27,7 +27,7 @@ class Metrics(Observer):
       UsageError: prometheus_client is missing, or the address can't be used.
     """
 
-    def __init__(self, address: str, session: ObservedSession):
+    def __init__(self, address: str, session: Session):
         client = _client()
         registry = client.CollectorRegistry()
         registry.register(_Collector(client, session))
@@ -48,7 +48,7 @@ class Metrics(Observer):
 class _Collector:
     """Collector that prometheus_client calls at each scrape."""
 
-    def __init__(self, client: ModuleType, session: ObservedSession):
+    def __init__(self, client: ModuleType, session: Session):
         self._families = client.core
         self._session = session
         self._own = (str(session.process), session.island.name)

@@ -1,85 +1,33 @@
-"""The last exchanges of this process, as a file that `jaxhet trace` reads.
+"""The last exchanges of this process, as a file for Perfetto or Chrome.
 
-The engine keeps them in flight recorders: 4096 for each process, and for each of its GPUs.
+The engine keeps them in flight recorders: 4096 for each process, and for each of its GPUs. The file
+has the JSON Object Format of Chrome's "Trace Event Format". Times are on the coordinator's clock;
+`jaxhet trace` joins the files of a job.
 """
 
 import contextlib
-import dataclasses
+import heapq
 import json
 import os
 import pathlib
 import platform
 import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._job.clock import Reading, now_us
 from jaxhet._log import LOGGER
-from jaxhet._telemetry.observed import ObservedSession, Observer
+from jaxhet._session import Observer, Session
 
 if TYPE_CHECKING:
     from jaxhet._job.membership import Membership
 
 FILES = "jaxhet-*.trace.json"
-_FORMAT = 1
+_MOST_ROWS = 100_000  # limit for the rows of a process
 
-
-@dataclasses.dataclass(frozen=True)
-class ProcessTrace:
-    """Exchanges of one process. Times are on the process's own clock, in microseconds.
-
-    Attributes:
-      job: Id of the job, in hexadecimal digits.
-      process: Process id in the job.
-      island: Name of the process's island.
-      host: Name of the machine.
-      pid: Process id on the machine.
-      written_us: Time of this report.
-      processes: Process of each rank.
-      transports: Transports that have moved bytes to or from a process, by process.
-      readings: Readings of the coordinator's clock, oldest first.
-      exchanges: Records of `Engine.flight_record`.
-    """
-
-    job: str
-    process: int
-    island: str
-    host: str
-    pid: int
-    written_us: float
-    processes: list[int]
-    transports: dict[int, list[str]]
-    readings: list[Reading]
-    exchanges: list[dict[str, Any]]
-
-    def to_json(self) -> str:
-        """The content of a file."""
-        return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)})
-
-    @classmethod
-    def read(cls, path: pathlib.Path) -> "ProcessTrace":
-        """The trace in a file.
-
-        Raises:
-          UsageError: The file has another format.
-        """
-        try:
-            fields = json.loads(path.read_text())
-            written = fields.pop("format")
-            if written != _FORMAT:
-                raise UsageError(
-                    f"{path} has format {written}, and this jaxhet reads format {_FORMAT}; run"
-                    " `jaxhet trace` of the version that wrote the file"
-                )
-            fields["readings"] = [Reading(**reading) for reading in fields["readings"]]
-            fields["transports"] = {int(p): names for p, names in fields["transports"].items()}
-            return cls(**fields)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{path} is no trace of a process ({error}); remove it, or name the folder of"
-                " JAXHET_TRACE_FOLDER"
-            ) from error
+Event = dict[str, Any]
 
 
 def folder(config: Config) -> pathlib.Path | None:
@@ -99,7 +47,7 @@ def folder(config: Config) -> pathlib.Path | None:
 class Trace(Observer):
     """Writes the trace of a session when the job fails, and when this process leaves."""
 
-    def __init__(self, folder: pathlib.Path, session: ObservedSession, membership: "Membership"):
+    def __init__(self, folder: pathlib.Path, session: Session, membership: "Membership"):
         self._folder = folder
         self._session = session
         self._job = membership.job.hex()
@@ -121,10 +69,8 @@ class Trace(Observer):
 
     def close(self) -> None:
         """Writes the file a last time. The engine must still be open."""
-        with self._lock:
-            if not self._is_closed:
-                self._write()
-            self._is_closed = True
+        self.write()
+        self._is_closed = True
 
     def _read_clock(self) -> None:
         if (reading := self._clock.read()) is not None:
@@ -136,7 +82,7 @@ class Trace(Observer):
         path = self._folder / f"jaxhet-{self._session.process}.trace.json"
         partial = path.with_suffix(".partial")
         try:
-            partial.write_text(self._report().to_json())
+            partial.write_text(json.dumps(self._content()))
             partial.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -149,26 +95,120 @@ class Trace(Observer):
                 error.strerror,
             )
 
-    def _report(self) -> ProcessTrace:
+    def _content(self) -> dict[str, Any]:
         session, engine = self._session, self._session.engine
-        process_of = {
-            rank: device.process_index
-            for island in session.islands
-            for rank, device in zip(island.ranks, island.devices, strict=True)
-        }
-        transports: dict[int, set[str]] = {}
+        transports: dict[int, set[str]] = {}  # by process, if they moved bytes
         for peer in engine.peer_stats() if engine else ():
             if peer["bytes_sent"] or peer["bytes_received"]:
                 transports.setdefault(peer["process"], set()).add(peer["transport"])
-        return ProcessTrace(
-            job=self._job,
-            process=session.process,
-            island=session.island.name,
-            host=platform.node(),
-            pid=os.getpid(),
-            written_us=now_us(),
-            processes=[process_of[rank] for rank in range(len(process_of))],
-            transports={process: sorted(names) for process, names in transports.items()},
-            readings=self._readings,
-            exchanges=engine.flight_record() if engine else [],
-        )
+        of_rank = {
+            rank: transports.get(device.process_index, set())
+            for island in session.islands
+            for rank, device in zip(island.ranks, island.devices, strict=True)
+        }
+        where = f"{session.island.name}: process {session.process}"
+        return {
+            "traceEvents": [
+                *events(
+                    engine.flight_record() if engine else [],
+                    of_rank,
+                    process=session.process,
+                    title=f"{where} (pid {os.getpid()} on {platform.node()})",
+                    on_job_clock=lambda local_us: on_job_clock(self._readings, local_us),
+                )
+            ],
+            "displayTimeUnit": "ms",
+            "otherData": {
+                "job": self._job,
+                "process": session.process,
+                "clock_error_us": max((r.error_us for r in self._readings), default=None),
+            },
+        }
+
+
+def on_job_clock(readings: Sequence[Reading], local_us: float) -> float:
+    """A process's time on the coordinator's clock, whose offset changes linearly. Pure.
+
+    Args:
+      readings: Readings of the coordinator's clock, oldest first; without one, the process's own
+        clock counts.
+      local_us: Time of the process's clock.
+    """
+    if not readings:
+        return local_us
+    first, last = readings[0], readings[-1]
+    span_us = last.local_us - first.local_us
+    share = (local_us - first.local_us) / span_us if span_us else 0.0
+    return local_us + first.offset_us + share * (last.offset_us - first.offset_us)
+
+
+def events(
+    exchanges: Sequence[Mapping[str, Any]],
+    transports: Mapping[int, set[str]],
+    *,
+    process: int,
+    title: str,
+    on_job_clock: Callable[[float], float],
+) -> Iterator[Event]:
+    """The process's name, then rows of exchanges, by rank and transport, with the rows' names.
+
+    Args:
+      exchanges: Records of `Engine.flight_record`.
+      transports: Transports that have moved bytes to or from the process of a rank, by rank.
+      process: Number of the process.
+      title: Name of the process in the trace.
+      on_job_clock: Converts a time of the process's clock.
+    """
+    own = {"ph": "M", "pid": process}
+    yield {**own, "name": "process_name", "args": {"name": title}}
+    yield {**own, "name": "process_sort_index", "args": {"sort_index": process}}
+    now, rows = on_job_clock(now_us()), {}
+    for exchange in exchanges:
+        start = on_job_clock(exchange["started_us"])
+        # Without an end it lasts until now.
+        end = now if exchange["state"] == "started" else on_job_clock(exchange["ended_us"])
+        event = _event(exchange, transports)
+        event |= {"ts": round(start, 3), "dur": round(max(end - start, 0.0), 3)}
+        rows.setdefault((exchange["rank"], event["args"]["transport"]), []).append(event)
+    # Perfetto takes a thread 0, and one with the number of its process, for the same main thread.
+    thread = (process + 1) * _MOST_ROWS
+    for (rank, transport), row in sorted(rows.items()):
+        for lane, members in enumerate(_lanes(row)):
+            thread += 1
+            name = f"rank {rank}, {transport}" + (f" ({lane + 1})" if lane else "")
+            yield {**own, "tid": thread, "name": "thread_name", "args": {"name": name}}
+            yield from ({**event, "pid": process, "tid": thread} for event in members)
+
+
+def _event(exchange: Mapping[str, Any], transports: Mapping[int, set[str]]) -> Event:
+    """The event of an exchange, without its times."""
+    peers = [rank for rank in exchange["group"] if rank != exchange["rank"]]
+    names = {name for rank in peers for name in transports[rank]}
+    same = ("bytes", "state", "index", "run", "sequence", "exchange")
+    return {
+        "ph": "X",
+        "name": exchange["kind"],
+        "cat": "exchange",
+        "args": {
+            "peers": peers,
+            "transport": "+".join(sorted(names)) or "local",
+            "plan": str(exchange["plan"]),  # has more digits than a browser's numbers
+            **{name: exchange[name] for name in same},
+        },
+    }
+
+
+def _lanes(row: Sequence[Event]) -> list[list[Event]]:
+    """The events in as few rows as possible; events of a row do not overlap."""
+    lanes: list[list[Event]] = []
+    ends: list[tuple[float, int]] = []
+    for event in sorted(row, key=lambda event: event["ts"]):
+        end = event["ts"] + event["dur"]
+        if ends and ends[0][0] <= event["ts"]:
+            _, lane = heapq.heapreplace(ends, (end, ends[0][1]))
+        else:
+            lane = len(lanes)
+            lanes.append([])
+            heapq.heappush(ends, (end, lane))
+        lanes[lane].append(event)
+    return lanes

@@ -1,6 +1,5 @@
 """The trace of a job of two islands: matching exchanges overlap on the one clock."""
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from two_islands import run_both
 
-from jaxhet._telemetry.trace import ProcessTrace
 from jaxhet.cli import trace as cli
 from tests.support import trace_events
 
@@ -36,8 +34,8 @@ except jaxhet.JaxhetError:
 Event = dict[str, Any]
 
 
-def _read(folder: pathlib.Path) -> list[ProcessTrace]:
-    return [ProcessTrace.read(path) for path in sorted(folder.glob("jaxhet-*.trace.json"))]
+def _read(folder: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("jaxhet-*.trace.json"))]
 
 
 def _matching(trace: dict[str, Any]) -> list[list[Event]]:
@@ -55,26 +53,18 @@ def _overlap(events: Sequence[Event], error_us: float) -> bool:
     return latest_start <= earliest_end + error_us
 
 
-def _error_us(processes: Sequence[ProcessTrace]) -> float:
-    return sum(cli.error_us(process) or 0.0 for process in processes)
-
-
 @pytest.mark.slow
 def test_matching_exchanges_of_two_islands_overlap_on_the_one_clock(tmp_path: pathlib.Path) -> None:
     for ended in run_both(_SCRIPT, JAXHET_TRACE_FOLDER=str(tmp_path)):
         assert ended.code == 0, ended.text
     processes = _read(tmp_path)
-    assert [process.process for process in processes] == [0, 1]
-    for process in processes:
-        assert len(process.readings) == 2
-        for reading in process.readings:
-            assert abs(reading.offset_us) <= reading.error_us  # one host has one clock
+    assert [process["otherData"]["process"] for process in processes] == [0, 1]
     output = tmp_path / "trace.json"
     cli.trace(tmp_path, output)
     merged = json.loads(output.read_text())
     trace_events.check(merged)
 
-    error_us = _error_us(processes)
+    error_us = sum(process["otherData"]["clock_error_us"] for process in processes)
     pairs = _matching(merged)
     assert len(pairs) == 2
     for pair in pairs:
@@ -89,8 +79,9 @@ def test_matching_exchanges_of_two_islands_overlap_on_the_one_clock(tmp_path: pa
     assert late["ts"] - early["ts"] >= 0.9 * _LATE_US - error_us
     assert early["dur"] >= 0.9 * _LATE_US - error_us
 
-    off = dataclasses.replace(processes[1].readings[0], offset_us=1e7)
-    wrong = cli.merge([processes[0], dataclasses.replace(processes[1], readings=[off])])
+    for event in trace_events.complete(processes[1]):
+        event["ts"] += 1e7
+    wrong = cli.merge(tmp_path, processes)
     assert not any(_overlap(pair, error_us) for pair in _matching(wrong))
 
 
@@ -98,7 +89,7 @@ def test_matching_exchanges_of_two_islands_overlap_on_the_one_clock(tmp_path: pa
 def test_a_process_whose_peer_died_writes_what_failed(tmp_path: pathlib.Path) -> None:
     run_both(_ONE_DIES, JAXHET_TRACE_FOLDER=str(tmp_path))
     (survivor,) = _read(tmp_path)
-    assert survivor.process == 0
-    states = [exchange["state"] for exchange in survivor.exchanges]
-    assert states == ["completed", "failed"]
-    trace_events.check(cli.merge([survivor]))
+    trace_events.check(survivor)
+    events = trace_events.complete(survivor)
+    assert [event["args"]["state"] for event in events] == ["completed", "failed"]
+    assert {event["pid"] for event in events} == {0}

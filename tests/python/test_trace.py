@@ -1,7 +1,6 @@
 """Traces of several processes on one clock; tests/multiprocess/test_trace_islands.py has jobs."""
 
 import collections
-import dataclasses
 import json
 import pathlib
 import types
@@ -14,9 +13,9 @@ from jaxhet._errors import UsageError
 from jaxhet._job import clock as _clock
 from jaxhet._job.clock import CoordinatorClock, Reading
 from jaxhet._telemetry import trace as _trace
-from jaxhet._telemetry.trace import ProcessTrace, Trace
+from jaxhet._telemetry.trace import Trace
 from jaxhet.cli import trace as cli
-from tests.support import schemas, trace_events
+from tests.support import trace_events
 
 
 def _exchange(start: float, end: float, **fields: Any) -> dict[str, Any]:
@@ -37,45 +36,48 @@ def _exchange(start: float, end: float, **fields: Any) -> dict[str, Any]:
     }
 
 
-def _process(process: int, *exchanges: dict[str, Any], offset_us: float = 0.0) -> ProcessTrace:
-    return ProcessTrace(
-        job="ab" * 16,
+_TRANSPORTS = {0: {"process_vm"}, 1: {"verbs", "socket"}, 2: {"verbs", "socket"}}
+
+
+def _file(process: int, *exchanges: dict[str, Any], readings: Any = None) -> dict[str, Any]:
+    """The content of the file of a process."""
+    readings = [Reading(0.0, 0.0, 2.0)] if readings is None else readings
+    found = _trace.events(
+        exchanges,
+        _TRANSPORTS,
         process=process,
-        island=f"island{process}",
-        host="a host",
-        pid=100 + process,
-        written_us=9_000.0,
-        processes=[0, 1, 1],
-        transports={0: ["process_vm"], 1: ["socket", "verbs"]},
-        readings=[Reading(0.0, offset_us, 2.0)],
-        exchanges=list(exchanges),
+        title=f"process {process}",
+        on_job_clock=lambda local_us: _trace.on_job_clock(readings, local_us),
     )
+    error_us = max((reading.error_us for reading in readings), default=None)
+    facts = {"job": "ab" * 16, "process": process, "clock_error_us": error_us}
+    return {"traceEvents": [*found], "otherData": facts}
 
 
-def _events(*processes: ProcessTrace) -> list[dict[str, Any]]:
-    merged = cli.merge(processes)
+def _merge(*files: dict[str, Any]) -> dict[str, Any]:
+    merged = cli.merge(pathlib.Path("traces"), [*files])
     trace_events.check(merged)
-    return trace_events.complete(merged)
+    return merged
+
+
+def _events(*files: dict[str, Any]) -> list[dict[str, Any]]:
+    return trace_events.complete(_merge(*files))
 
 
 def test_times_are_on_one_clock_from_the_first_start() -> None:
-    first = _process(0, _exchange(5_000, 5_400), offset_us=100_000)
-    second = _process(1, _exchange(90_100, 90_500, rank=1), offset_us=15_000)
+    first = _file(0, _exchange(5_000, 5_400), readings=[Reading(0.0, 100_000, 2.0)])
+    second = _file(1, _exchange(90_100, 90_500, rank=1), readings=[Reading(0.0, 15_000, 2.0)])
     assert [(e["ts"], e["dur"]) for e in _events(first, second)] == [(0, 400), (100, 400)]
 
 
 def test_a_clock_that_drifts_is_followed_between_two_readings() -> None:
-    process = dataclasses.replace(
-        _process(0, _exchange(1_000, 1_500), _exchange(3_000, 3_500)),
-        readings=[Reading(1_000, 10, 2), Reading(2_000, 12, 7), Reading(3_000, 30, 5)],
-    )
-    starts = [event["ts"] for event in _events(process)]
-    assert starts == [0, 2_020]
-    assert cli.error_us(process) == 7
+    readings = [Reading(1_000, 10, 2), Reading(2_000, 12, 7), Reading(3_000, 30, 5)]
+    file = _file(0, _exchange(1_000, 1_500), _exchange(3_000, 3_500), readings=readings)
+    assert [event["ts"] for event in _events(file)] == [0, 2_020]
 
 
 def test_an_exchange_says_what_it_moved_and_with_whom() -> None:
-    (event,) = _events(_process(0, _exchange(10, 20)))
+    (event,) = _events(_file(0, _exchange(10, 20)))
     assert event["name"] == "all_gather"
     assert event["args"] == {
         "peers": [1],
@@ -88,21 +90,21 @@ def test_an_exchange_says_what_it_moved_and_with_whom() -> None:
         "sequence": 0,
         "exchange": "exchange 0 (psum)",
     }
-    (alone,) = _events(_process(0, _exchange(10, 20, group=[0])))
+    (alone,) = _events(_file(0, _exchange(10, 20, group=[0])))
     assert (alone["args"]["peers"], alone["args"]["transport"]) == ([], "local")
 
 
 def test_every_row_is_a_thread_of_its_own_that_no_viewer_takes_for_a_main_thread() -> None:
     ranks = [_exchange(0, 10, rank=rank) for rank in range(3)]
-    merged = cli.merge([_process(0, ranks[0]), _process(1, *ranks[1:])])
-    trace_events.check(merged)
+    merged = _merge(_file(0, ranks[0]), _file(1, *ranks[1:]))
     threads = [e["tid"] for e in merged["traceEvents"] if e["name"] == "thread_name"]
     assert len(set(threads)) == 3
     assert not {0, 1} & set(threads)
 
 
-def test_what_is_not_over_lasts_until_the_report() -> None:
-    (event,) = _events(_process(0, _exchange(4_000, 0, state="started")))
+def test_what_is_not_over_lasts_until_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_trace, "now_us", lambda: 9_000.0)
+    (event,) = _events(_file(0, _exchange(4_000, 0, state="started")))
     assert (event["dur"], event["args"]["state"]) == (5_000, "started")
 
 
@@ -110,8 +112,7 @@ def test_exchanges_at_the_same_time_have_rows_of_their_own() -> None:
     times = [(0, 10), (5, 20), (6, 8), (10, 12), (12, 30), (20, 25), (3, 4)]
     exchanges = [_exchange(*time) for time in times]
     others = [_exchange(0, 50, rank=1, group=[0, 1]), _exchange(0, 50, group=[0])]
-    merged = cli.merge([_process(0, *exchanges, *others)])
-    trace_events.check(merged)
+    merged = _merge(_file(0, *exchanges, *others))
     names = [e["args"]["name"] for e in merged["traceEvents"] if e["name"] == "thread_name"]
     shared = ["rank 0, socket+verbs", "rank 0, socket+verbs (2)", "rank 0, socket+verbs (3)"]
     assert names == ["rank 0, local", *shared, "rank 1, process_vm"]
@@ -127,12 +128,9 @@ def test_exchanges_at_the_same_time_have_rows_of_their_own() -> None:
 def test_files_of_a_folder_become_one_trace(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unread = dataclasses.replace(_process(1, _exchange(1, 2, rank=1)), readings=[])
-    for process in (_process(0, _exchange(0, 10)), unread):
-        path = tmp_path / f"jaxhet-{process.process}.trace.json"
-        path.write_text(process.to_json())
-        schemas.check("trace", process.to_json())
-        assert ProcessTrace.read(path) == process
+    files = (_file(0, _exchange(0, 10)), _file(1, _exchange(1, 2, rank=1), readings=[]))
+    for i, file in enumerate(files):
+        (tmp_path / f"jaxhet-{i}.trace.json").write_text(json.dumps(file))
     output = tmp_path / "trace.json"
     cli.trace(tmp_path, output)
     merged = json.loads(output.read_text())
@@ -149,16 +147,13 @@ def test_folders_and_files_that_hold_no_trace(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UsageError, match="start the job with JAXHET_TRACE_FOLDER="):
         cli.trace(tmp_path, output)
     path = tmp_path / "jaxhet-0.trace.json"
-    for text in ("{", "[]", '{"format": 1, "process": 0}'):
+    for text in ("{", "[]", '{"traceEvents": [], "otherData": {}}', '{"traceEvents": [1]}'):
         path.write_text(text)
         with pytest.raises(UsageError, match=r"jaxhet-0.trace.json is no trace of a process \("):
             cli.trace(tmp_path, output)
-    path.write_text('{"format": 2}')
-    with pytest.raises(UsageError, match=r"has format 2, and this jaxhet reads format 1; run"):
-        cli.trace(tmp_path, output)
-    path.write_text(_process(0).to_json())
+    path.write_text(json.dumps(_file(0)))
     strange = tmp_path / "jaxhet-1.trace.json"
-    strange.write_text(dataclasses.replace(_process(1), job="cd" * 16).to_json())
+    strange.write_text(json.dumps(_file(1)).replace("abab", "cdcd"))
     told = r"files of several jobs: process 0 was in job (ab)+, process 1 in job (cd)+; remove"
     with pytest.raises(UsageError, match=told):
         cli.trace(tmp_path, output)
@@ -203,15 +198,17 @@ def _followed(folder: pathlib.Path, engine: _Engine) -> Trace:
 def test_a_process_writes_its_trace_until_it_leaves(tmp_path: pathlib.Path) -> None:
     engine, path = _Engine(), tmp_path / "jaxhet-0.trace.json"
     trace = _followed(tmp_path, engine)
+    started_us = _clock.now_us()
+    engine.records = [_exchange(started_us, started_us)]
     trace.write()
-    first = ProcessTrace.read(path)
-    assert first.exchanges == [_exchange(1, 2)]
-    assert first.transports == {1: ["process_vm", "socket"]}
-    assert first.processes == [0, 1]
-    assert all(abs(r.offset_us - 5e6) <= r.error_us for r in first.readings)
+    first = json.loads(path.read_text())
+    trace_events.check(first)  # a viewer shows it without `jaxhet trace`
+    (event,) = trace_events.complete(first)
+    assert event["args"]["transport"] == "process_vm+socket"
+    assert abs(event["ts"] - started_us - 5e6) <= first["otherData"]["clock_error_us"] + 1
     engine.records.append(_exchange(3, 4))
     trace.close()
-    assert len(ProcessTrace.read(path).exchanges) == 2
+    assert len(trace_events.complete(json.loads(path.read_text()))) == 2
     path.unlink()
     trace.write()  # the engine is gone by then
     assert list(tmp_path.iterdir()) == []
