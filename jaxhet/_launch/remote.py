@@ -38,7 +38,7 @@ class Order:
       command: Program and arguments.
       env: The user's variables; they win over this host's variables.
       assigned: The launcher's variables, the job secret among them.
-      wanted: Devices of each of the job's processes on this host, as `environ.share` has them.
+      wanted: Devices of each of the job's processes on this host, as `environ.complete` has them.
       index: Index of this process among them.
     """
 
@@ -57,7 +57,7 @@ def _environment(order: Order) -> dict[str, str]:
     """Environment of the command, in which `python` is the one that runs this file."""
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     base = {**os.environ, "PATH": path, **order.env}
-    return environ.complete(base, order.assigned, *environ.share(base, order.wanted, order.index))
+    return environ.complete(base, order.assigned, order.wanted, order.index)
 
 
 def _start(order: Order) -> subprocess.Popen[bytes]:

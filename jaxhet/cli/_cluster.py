@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxhet._errors import UsageError
-from jaxhet._launch import environ as _environ
-from jaxhet.cli import _ssh
-from jaxhet.cli._places import Place, RemotePlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,47 +56,57 @@ class Cluster:
         return tuple(dict.fromkeys(host.island for host in self.hosts))
 
 
-def places(
-    cluster: Cluster, island_envs: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
-) -> tuple[Place, ...]:
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Place of a process in the job.
+
+    Attributes:
+      host: Entry of its host.
+      env: Variables of the cluster, the host and the island.
+      wanted: Devices of each of the job's processes on the host.
+      index: Index of this process in `wanted`.
+    """
+
+    host: Host
+    env: Mapping[str, str]
+    wanted: tuple[int | None, ...]
+    index: int
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the launcher starts the process itself, without ssh."""
+        return self.host.host is None
+
+
+def places(cluster: Cluster, island_envs: Mapping[str, Mapping[str, str]]) -> tuple[Place, ...]:
     """Places of the job's processes, by id. Processes of one island have neighbouring ids.
 
     Args:
       cluster: The hosts.
       island_envs: Further variables of each island.
-      environ: The launcher's environment, for processes on its own machine.
 
     Raises:
-      UsageError: The launcher's machine lacks a directory, or has too few GPUs.
+      UsageError: The launcher's machine lacks a directory.
     """
     wanted: dict[str | None, list[int | None]] = {}
     found: list[tuple[Host, int]] = []
     for host in cluster.hosts:
+        if host.host is None and host.directory is not None and not os.path.isdir(host.directory):
+            raise UsageError(f"directory: there is no folder {host.directory!r} on this machine")
         on_host = wanted.setdefault(host.host, [])
         for _ in range(host.processes):
             found.append((host, len(on_host)))
             on_host.append(host.devices)
     found.sort(key=lambda pair: cluster.islands.index(pair[0].island))
-
-    def place(host: Host, index: int) -> Place:
-        env = {**cluster.env, **host.env, **island_envs[host.island]}
-        on_host = tuple(wanted[host.host])
-        if host.host is None:
-            return _place_here(host, env, _environ.share({**environ, **env}, on_host, index))
-        command = _ssh.command(host.host, host.directory, host.python, cluster.ssh)
-        remote = RemotePlace(tuple(command), host.host, on_host, index)
-        return Place(host.island, host.devices, env=env, remote=remote)
-
-    return tuple(place(host, index) for host, index in found)
-
-
-def _place_here(
-    host: Host, env: Mapping[str, str], share: tuple[int | None, dict[str, str] | None]
-) -> Place:
-    if host.directory is not None and not os.path.isdir(host.directory):
-        raise UsageError(f"directory: there is no folder {host.directory!r} on this machine")
-    devices, gpus = share
-    return Place(host.island, devices, gpus, env, host.directory)
+    return tuple(
+        Place(
+            host,
+            {**cluster.env, **host.env, **island_envs[host.island]},
+            tuple(wanted[host.host]),
+            index,
+        )
+        for host, index in found
+    )
 
 
 def read(path: pathlib.Path) -> Cluster:

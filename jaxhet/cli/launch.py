@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxhet import _config
 from jaxhet._errors import UsageError
@@ -28,15 +28,15 @@ from jaxhet._job import coordinator as _coordinator
 from jaxhet._launch import environ as _environ
 from jaxhet._launch import remote as _remote
 from jaxhet.cli import _cluster, _guardian, _signals, _ssh
+from jaxhet.cli._cluster import Place
 from jaxhet.cli._lines import write
-from jaxhet.cli._places import Place, RemotePlace
 from jaxhet.cli._process import Process, ending, start_guardian
 
 _HOST = "127.0.0.1"
 DEFAULT_GRACE_S = 15.0
 _TERM_TO_KILL_S = 5.0
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for processes that an ended one left in its group
-_DYING_S = 0.2  # from SIGKILL to the end of a process
+_ANSWER_S = 5.0  # for a coordinator that is stopped
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
 _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
 
@@ -68,11 +68,11 @@ def launch(command: list[str], options: Options) -> int:
         each island, or there are too few GPUs.
     """
     cluster = cluster_of(options)
-    places = layout(cluster, options)
-    if any(p.remote is None for p in places) and shutil.which(command[0]) is None:
+    places = _cluster.places(cluster, island_envs(options, cluster.islands))
+    if any(place.is_here for place in places) and shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
-        job = _Job(command, options, places, cluster.coordinator, stack)
+        job = _Job(command, options, places, cluster, stack)
         job.wait()
         return job.summarize()
 
@@ -116,19 +116,12 @@ def cluster_of(options: Options) -> _cluster.Cluster:
     return _cluster.read(options.hosts)
 
 
-def layout(
-    cluster: _cluster.Cluster, options: Options, environ: Mapping[str, str] = os.environ
-) -> tuple[Place, ...]:
-    """Places of the job's processes, by id. Processes of one island have neighbouring ids.
+def island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """The variables of each island alone.
 
     Raises:
-      UsageError: a variable is for an unknown island, or this machine has too few GPUs.
+      UsageError: a variable is for an unknown island.
     """
-    return _cluster.places(cluster, _island_envs(options, cluster.islands), environ)
-
-
-def _island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """The variables of each island alone."""
     envs: dict[str, dict[str, str]] = {name: {} for name in names}
     for island, variable, value in options.island_env:
         if island not in envs:
@@ -148,24 +141,6 @@ def _per_island[T](flag: str, numbers: tuple[T, ...], options: Options) -> tuple
             " number for all, or as many as --islands says"
         )
     return numbers
-
-
-def environment(process: int, places: tuple[Place, ...], base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of one process: defaults, then `base`, then the launcher's own variables."""
-    place = places[process]
-    own = {**base, **place.env}
-    return _environ.complete(own, assigned(process, places), place.devices, place.gpus)
-
-
-def assigned(process: int, places: tuple[Place, ...]) -> dict[str, str]:
-    """The variables by which one process knows its place in the job."""
-    return {
-        "JAXHET_LAUNCHED": "1",
-        "JAXHET_NUM_PROCESSES": str(len(places)),
-        "JAXHET_PROCESS_ID": str(process),
-        "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.island for place in places)),
-        "JAXHET_ISLAND": places[process].island,
-    }
 
 
 def exit_event(process: int, text: str) -> bytes:
@@ -205,13 +180,12 @@ class _Job:
         command: list[str],
         options: Options,
         places: tuple[Place, ...],
-        host: str,
+        cluster: _cluster.Cluster,
         stack: contextlib.ExitStack,
     ):
-        """Starts the job; closing `stack` ends the processes that still run.
-
-        `host` is the address of this machine that the coordinator listens on.
-        """
+        """Starts the job; closing `stack` ends the processes that still run."""
+        host = cluster.coordinator
+        self._ssh_options = cluster.ssh
         self._grace_s = DEFAULT_GRACE_S if options.grace_s is None else options.grace_s
         self._waits_for_knowing = options.grace_s is None
         self._selector = stack.enter_context(selectors.DefaultSelector())
@@ -223,6 +197,7 @@ class _Job:
         self._passed_on: signal.Signals | None = None  # the first one
         self._first_failure: Process | None = None
         self._notes: list[str] = []
+        self._unanswered = 0  # lines to the coordinator that it has not answered yet
         self._start_s = time.monotonic()
         _signals.handle(self._selector, self._received, stack)
         self._held_port = stack.enter_context(hold_port(options.port, host))
@@ -230,6 +205,9 @@ class _Job:
         port = self._held_port.getsockname()[1]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._of_job = {
+            "JAXHET_LAUNCHED": "1",
+            "JAXHET_NUM_PROCESSES": str(len(places)),
+            "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.host.island for place in places)),
             "JAXHET_COORDINATOR_ADDRESS": address,
             "JAXHET_JOB_SECRET": secrets.token_hex(32),
             **({"JAXHET_AUTO": "join"} if options.join else {}),
@@ -237,13 +215,8 @@ class _Job:
         base = {**os.environ, **self._of_job}
         stack.callback(self._kill_all)
         self._coordinator = self._start_coordinator(address, len(places), base)
-        for process, place in enumerate(places):
-            started = (
-                self._start_here(process, command, places)
-                if place.remote is None
-                else self._start_there(process, command, places, place.remote)
-            )
-            self._follow(process, place.island, started)
+        for number, place in enumerate(places):
+            self._follow(number, place.host.island, self._start(number, place, command))
 
     def wait(self) -> None:
         """Returns when every process and all processes of its group have ended."""
@@ -259,9 +232,7 @@ class _Job:
         first = self._cause()
         if first is None:
             return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may have been killed just now
-            self._coordinator.popen.wait(_DYING_S)
-        if coordinator := self._coordinator.popen.returncode:
+        if coordinator := self._coordinator_code():
             self._notes.append(f"coordinator: {ending(coordinator)}")
         lines = [
             f"jaxhet launch: failed first: {first.summary()}",
@@ -275,6 +246,15 @@ class _Job:
         if first.stopped_by and self._passed_on:  # it did not heed the signal
             return 128 + self._passed_on
         return code if code > 0 else 128 - code
+
+    def _coordinator_code(self) -> int | None:
+        """The coordinator's return code; None if it lives, as its answer to the last line says."""
+        stdout, deadline = self._coordinator.popen.stdout, time.monotonic() + _ANSWER_S
+        assert stdout is not None
+        while self._unanswered and not stdout.closed and time.monotonic() < deadline:
+            for key, _ in self._selector.select(_POLL_S):
+                key.data()
+        return self._coordinator.popen.wait() if stdout.closed else self._coordinator.poll()
 
     def _cause(self) -> Process | None:
         """The process that failed first, by its peers' errors. It may exit later than they do."""
@@ -306,28 +286,32 @@ class _Job:
         word, _, text = line.decode(errors="replace").partition(" ")
         if word == "error":
             raise UsageError(text)
-        self._held_port.close()  # it says that it listens
+        self._held_port.close()  # it listens
+        self._unanswered -= word == "told"
 
-    def _start_here(self, number: int, command: list[str], places: tuple[Place, ...]) -> Process:
-        place = places[number]
-        env = environment(number, places, {**os.environ, **self._of_job})
-        label = f"process {number} ({place.island})"
-        fds = self._guardian_fd, subprocess.DEVNULL
-        return Process(label, command, env, *fds, directory=place.directory)
-
-    def _start_there(
-        self, number: int, command: list[str], places: tuple[Place, ...], remote: RemotePlace
-    ) -> Process:
-        place = places[number]
+    def _start(self, number: int, place: Place, command: list[str]) -> Process:
+        """Starts a process, here or by ssh."""
+        host, fd = place.host, self._guardian_fd
+        env = {} if place.is_here else _ssh.forwarded(os.environ)
         order = _remote.Order(
             command=command,
-            env={**_ssh.forwarded(os.environ), **place.env},
-            assigned={**self._of_job, **assigned(number, places)},
-            wanted=list(remote.wanted),
-            index=remote.index,
+            env={**env, **place.env},
+            assigned={
+                **self._of_job,
+                "JAXHET_PROCESS_ID": str(number),
+                "JAXHET_ISLAND": host.island,
+            },
+            wanted=list(place.wanted),
+            index=place.index,
         )
-        label = f"process {number} ({place.island} on {remote.host})"
-        return _ssh.SshProcess(label, list(remote.ssh), order, self._guardian_fd, os.environ)
+        if host.host is None:
+            label = f"process {number} ({host.island})"
+            base = {**os.environ, **order.env}
+            env = _environ.complete(base, order.assigned, order.wanted, order.index)
+            return Process(label, command, env, fd, subprocess.DEVNULL, host.directory)
+        label = f"process {number} ({host.island} on {host.host})"
+        ssh = _ssh.command(host.host, host.directory, host.python, self._ssh_options)
+        return _ssh.SshProcess(label, ssh, order, fd, os.environ)
 
     def _follow(self, number: int, island: str, process: Process) -> None:
         """Shows the output of a process, and watches for its end."""
@@ -405,6 +389,7 @@ class _Job:
     def _tell_coordinator(self, line: bytes) -> None:
         stdin = self._coordinator.popen.stdin
         assert stdin is not None
+        self._unanswered += 1
         with contextlib.suppress(BrokenPipeError):  # it ends by itself after the last goodbye
             write(stdin.fileno(), line)
 

@@ -11,9 +11,9 @@ import pytest
 from jaxhet._errors import UsageError
 from jaxhet._gpu import gpu_settings
 from jaxhet._jax import jaxlib
+from jaxhet._launch import environ
 from jaxhet._launch import gpus as _gpus
 from jaxhet._launch.gpus import Gpus
-from jaxhet.cli import launch
 
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _OWN = "JAXHET_LOCAL_DEVICE_IDS"
@@ -63,19 +63,17 @@ def test_gpus_that_are_listed_twice_are_shared_by_processes_and_seen_once_by_eac
     assert seen == ["0,1", "1,0", "0,1", "1,0"]
 
 
-def test_places_with_gpus_follow_the_islands() -> None:
-    options = launch.Options(islands=2, processes_per_island=(1, 2))
-    base = {"JAX_PLATFORMS": "cuda", _CUDA: "5,6,7"}
-    places = launch.layout(launch.cluster_of(options), options, base)
-    assert [(p.island, p.gpus) for p in places] == [
-        ("island0", {_CUDA: "5,6,7", _OWN: "0"}),
-        ("island1", {_CUDA: "6,5,7", _OWN: "0"}),
-        ("island1", {_CUDA: "7,5,6", _OWN: "0"}),
+def test_processes_of_a_host_are_given_gpus_in_turn() -> None:
+    base = {"JAX_PLATFORMS": "cuda", _CUDA: "5,6,7", "KEPT": "1"}
+    found = [environ.complete(base, {"OF_JOB": "2"}, (None,) * 3, i) for i in range(3)]
+    assert [(env[_CUDA], env[_OWN]) for env in found] == [
+        ("5,6,7", "0"),
+        ("6,5,7", "0"),
+        ("7,5,6", "0"),
     ]
-    environment = launch.environment(1, places, {"KEPT": "1"})
-    assert environment[_CUDA] == "6,5,7"
-    assert environment["KEPT"] == "1"
-    assert not {"JAX_PLATFORMS", "JAXHET_CPU_DEVICES"} & environment.keys()
+    for env in found:
+        assert (env["KEPT"], env["OF_JOB"], env["JAX_PLATFORMS"]) == ("1", "2", "cuda")
+        assert "JAXHET_CPU_DEVICES" not in env
 
 
 @pytest.mark.parametrize("chosen", ["cpu", "cpu,cuda", "tpu"])

@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from jaxhet._errors import UsageError
-from jaxhet.cli import _cluster, launch
+from jaxhet.cli import _cluster, _ssh, launch
 from tests.support.fake_ssh import FakeSsh
 from tests.support.waiting import is_running, wait_until
 
@@ -205,19 +205,17 @@ def test_cluster_file_with_all_keys(tmp_path: pathlib.Path):
     """
     cluster = _cluster.read(_file(tmp_path, textwrap.dedent(text)))
     assert cluster.ssh == ("-p", "2222")
-    places = launch.layout(cluster, launch.Options())
-    assert [place.island for place in places] == ["amd", "amd", "amd", "nv"]
-    remotes = [place.remote for place in places]
-    assert [r and (r.host, r.wanted, r.index) for r in remotes] == [
-        ("me@amd0", (4, 4), 0),
-        ("me@amd0", (4, 4), 1),
-        ("amd1", (None,), 0),
-        None,
+    places = _cluster.places(cluster, {"amd": {}, "nv": {"B": "z"}})
+    assert [(p.host.island, p.host.host, p.wanted, p.index) for p in places] == [
+        ("amd", "me@amd0", (4, 4), 0),
+        ("amd", "me@amd0", (4, 4), 1),
+        ("amd", "amd1", (None,), 0),
+        ("nv", None, (None,), 0),
     ]
-    assert [place.env for place in places] == [{"A": "1", "B": b} for b in "yyxx"]
-    assert remotes[0] is not None
-    assert remotes[0].ssh[:3] == ("ssh", "-p", "2222")
-    assert remotes[0].ssh[-3:-1] == ("--", "me@amd0")
+    assert [place.env for place in places] == [{"A": "1", "B": b} for b in "yyxz"]
+    command = _ssh.command("me@amd0", None, "python3", cluster.ssh)
+    assert command[:3] == ["ssh", "-p", "2222"]
+    assert command[-3:-1] == ["--", "me@amd0"]
 
 
 _GOOD = "coordinator: 127.0.0.1\nhosts: [{island: a}]\n"
@@ -269,7 +267,7 @@ def test_cluster_that_does_not_fit(
 ):
     options = dataclasses.replace(options, hosts=_file(tmp_path, text))
     with pytest.raises(UsageError, match=words):
-        launch.layout(launch.cluster_of(options), options)
+        _cluster.places(c := launch.cluster_of(options), launch.island_envs(options, c.islands))
 
 
 def test_cluster_file_that_is_missing(tmp_path: pathlib.Path):
