@@ -270,14 +270,10 @@ def _make_connector(
         links = []
         if channels and pairs:
             wanted = channels.sockets_of(pairs, members)
-            links = bootstrap.connect_device_channels(
-                listener, wanted, timeout_s, check, is_patient=True
-            )
+            links = bootstrap.connect_device_channels(listener, wanted, timeout_s, check)
         if process not in job.connected:
-            peer = bootstrap.connect_peers(
-                listener, [info], sockets, timeout_s, check, is_patient=True
-            )[process]
-            engine.join_peer(config, members, process, peer, job.refused.get(process, {}))
+            peers = bootstrap.connect_peers(listener, [info], sockets, timeout_s, check)
+            engine.join_peer(config, members, process, peers[process], job.refused.get(process, {}))
         if pairs:
             engine.open_channels(pairs, links, timeout_s)
 

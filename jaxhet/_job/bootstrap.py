@@ -11,6 +11,7 @@ for control takes its place.
 
 import concurrent.futures
 import dataclasses
+import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,12 +26,9 @@ from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
 _FIRST_DEVICE_SOCKET = 1000
-# Channel of the connection whose first byte says that all connections of device channels that were
-# opened after the start exist.
-_DEVICE_SOCKETS_READY = _FIRST_DEVICE_SOCKET - 1
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
-_RETRY_S = 0.1
+_POLL_MS = 50
 # One data socket for each 13 ms of the round trip, as 1 Gbit/s has 1.6 MB under way then: the usual
 # limit for the send buffer of a socket (tcp_wmem, 4 MB) allows about 2 MB.
 _SOCKET_US = 13000
@@ -63,8 +61,6 @@ def connect_peers(
     data_sockets: int,
     timeout_s: float,
     check: Callable[[], None],
-    *,
-    is_patient: bool = False,
 ) -> dict[int, PeerSockets]:
     """Connects the listener's process to all other processes in `members`.
 
@@ -75,9 +71,6 @@ def connect_peers(
         with a long round trip have more.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
-      is_patient: Whether peers may compile, so that a handshake may take longer than its limit. The
-        end that connects tries again; the other waits for the first byte, which says that no
-        connection will be replaced.
 
     Raises:
       TransportError: a peer could not be reached, or did not connect, within `timeout_s`.
@@ -85,14 +78,14 @@ def connect_peers(
     peers = [info for info in members if info.process != listener.process]
     wanted = [_Wanted(info, 0, None) for info in peers]
     deadline = time.monotonic() + timeout_s
-    control = _connect_channels(listener, wanted, timeout_s, check, 0 if is_patient else None)
+    control = _connect_channels(listener, wanted, timeout_s, check)
     wanted = []
     for info in peers:
         pairs = _pairs(listener, info)
         num_data = _num_data(control[info.process, 0], data_sockets, len(pairs))
         wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
     rest_s = max(deadline - time.monotonic(), 0)
-    links = _connect_channels(listener, wanted, rest_s, check, is_patient=is_patient)
+    links = _connect_channels(listener, wanted, rest_s, check)
     data: dict[int, list[Link]] = {info.process: [] for info in peers}
     for way in wanted:
         data[way.info.process].append(links[way.info.process, way.channel])
@@ -155,8 +148,6 @@ def connect_device_channels(
     sockets: DeviceSockets,
     timeout_s: float,
     check: Callable[[], None],
-    *,
-    is_patient: bool = False,
 ) -> list[RankSockets]:
     """Connects ranks of the listener's process to ranks of others.
 
@@ -165,23 +156,13 @@ def connect_device_channels(
       sockets: Pairs of ranks, and the number of their sockets.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
-      is_patient: Whether peers may compile, as in `connect_peers`. All pairs are of one peer then.
 
     Raises:
       TransportError: a peer could not be reached, or did not connect, within `timeout_s`.
     """
     of_pairs = {pair: sockets.wanted(listener, pair) for pair in sockets.pairs}
     wanted = [way for _, ways in of_pairs.values() for way in ways]
-    spoken_on = None
-    if is_patient:
-        spoken_on = _DEVICE_SOCKETS_READY
-        wanted.append(_Wanted(wanted[0].info, spoken_on, None))
-    links = _connect_channels(listener, wanted, timeout_s, check, spoken_on)
-    if spoken_on is not None:
-        process = wanted[0].info.process
-        with links.pop((process, spoken_on)).socket as ready:
-            if process < listener.process:
-                ready.send(b"1")
+    links = _connect_channels(listener, wanted, timeout_s, check)
     return [
         RankSockets(*pair, num_lanes, [links[way.info.process, way.channel] for way in ways])
         for pair, (num_lanes, ways) in of_pairs.items()
@@ -211,16 +192,8 @@ def _connect_channels(
     wanted: Sequence[_Wanted],
     timeout_s: float,
     check: Callable[[], None],
-    spoken_on: int | None = None,
-    *,
-    is_patient: bool = False,
 ) -> dict[tuple[int, int], Link]:
-    """The sockets of each channel to each peer, by process and channel.
-
-    `spoken_on`: channel on which the connecting end sends a byte when it has made all connections;
-    peers may compile before. `is_patient`: peers may compile, and that byte has been sent.
-    """
-    is_patient |= spoken_on is not None
+    """The sockets of each channel to each peer, by process and channel."""
     deadline = time.monotonic() + timeout_s
     left: set[Interface] = set()  # this process's interfaces that could not reach a peer
     errors: list[BaseException] = []
@@ -229,8 +202,10 @@ def _connect_channels(
         if errors:
             raise errors[0]
         try:
-            link = _connect_pair(listener, way.pair, way, left) if way.pair else None
-            return link or _connect(listener, way, deadline, check, is_patient)
+            link = (
+                _connect_pair(listener, way.pair, way, deadline, check, left) if way.pair else None
+            )
+            return link or _connect(listener, way, deadline, check)
         except BaseException as error:
             errors.append(error)
             raise
@@ -240,7 +215,7 @@ def _connect_channels(
         connected = list(pool.map(connect, lower))
     links = {(w.info.process, w.channel): link for w, link in zip(lower, connected, strict=True)}
     expected = {(w.info.process, w.channel) for w in wanted if w.info.process > listener.process}
-    links |= listener.take(expected, deadline, check, spoken_on)
+    links |= listener.take(expected, deadline, check)
     for link in links.values():
         link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.socket.setblocking(False)
@@ -253,7 +228,12 @@ def _at_once(listener: Listener) -> int:
 
 
 def _connect_pair(
-    listener: Listener, pair: _Pair, way: _Wanted, left: set[Interface]
+    listener: Listener,
+    pair: _Pair,
+    way: _Wanted,
+    deadline: float,
+    check: Callable[[], None],
+    left: set[Interface],
 ) -> Link | None:
     """A socket between two interfaces; None if our interface is in `left`, or is added to it."""
     own, other = pair
@@ -261,15 +241,12 @@ def _connect_pair(
         return None
     host = str(other.address.ip)
     address = join_address(host, other.port)
-    sock = None
     try:
         sock = socket.create_connection(
             (host, other.port), _PATH_TIMEOUT_S, source_address=(str(own.address.ip), 0)
         )
-        return listener.introduce(sock, way.info, way.channel, address, _PATH_TIMEOUT_S)
+        return _introduce(listener, sock, way, address, deadline, check)
     except (OSError, JaxhetError) as error:
-        if sock is not None:
-            sock.close()
         if own in left:  # another thread has logged it
             return None
         left.add(own)
@@ -287,32 +264,46 @@ def _connect_pair(
         return None
 
 
-def _connect(
-    listener: Listener,
-    way: _Wanted,
-    deadline: float,
-    check: Callable[[], None],
-    is_patient: bool,
-) -> Link:
+def _connect(listener: Listener, way: _Wanted, deadline: float, check: Callable[[], None]) -> Link:
     info = way.info
     while True:
         sock = _open(info, deadline, check)
+        opened = time.monotonic()
         try:
-            return listener.introduce(sock, info, way.channel, info.address)
+            return _introduce(listener, sock, way, info.address, deadline, check)
         except JaxhetError as error:
-            sock.close()
-            is_refusal = isinstance(error, handshake.RefusedError)
-            has_broken = is_refusal and error.__cause__ is not None  # in time or too late
-            if is_patient and has_broken and time.monotonic() < deadline:
-                check()
-                time.sleep(_RETRY_S)
+            # This process was late, for example while it compiled, and the peer has refused it.
+            if opened + handshake.TIMEOUT_S / 2 < time.monotonic() < deadline:
                 continue
             wait_for_reason(check)
-            if is_refusal:
+            if isinstance(error, handshake.RefusedError):
                 raise TransportError(
                     f"no connection to {info} at {info.address}: {error}"
                 ) from error
             raise
+
+
+def _introduce(
+    listener: Listener,
+    sock: socket.socket,
+    way: _Wanted,
+    address: str,
+    deadline: float,
+    check: Callable[[], None],
+) -> Link:
+    """Authenticates a socket to a peer, which may be late while it compiles; else closes it."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    try:
+        while not poll.poll(_POLL_MS):  # the peer sends first
+            check()
+            if time.monotonic() > deadline:
+                raise handshake.NoAnswerError("no answer in time")
+        rest_s = max(deadline - time.monotonic(), _POLL_MS / 1000)
+        return listener.introduce(sock, way.info, way.channel, address, rest_s)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> socket.socket:

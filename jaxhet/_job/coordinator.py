@@ -16,7 +16,8 @@ one authenticated connection to every process of the job:
     process → coordinator  {"need": [process]}  a program of this process exchanges with these
     coordinator → process  {"need": process}    which is lower, and to which this one connects
                            {"absent": [process]}
-                                                of the needed ones, those that leave or have left
+                                                of the needed ones, those that leave or have left,
+                                                also later
     process → coordinator  {"leaving": true}    the process needs nobody any more
     coordinator → process  {"all_leave": true}  all processes have said so
     process → coordinator  {"failed": Failure}  the process could not start, or has failed and is
@@ -95,6 +96,7 @@ class Coordinator:
         self._outboxes: dict[int, Outbox] = {}
         self._left: set[int] = set()
         self._leaving: set[int] = set()
+        self._needed_by: dict[int, set[int]] = {}  # processes that need one which had not left
         self._closed: set[int] = set()  # processes without a connection any more
         self._gone_errors: list[PeerError] = []
         self._error: JaxhetError | None = None
@@ -311,13 +313,17 @@ class Coordinator:
             absent = [p for p in needed if p in self._leaving or p in self._left]
             if absent and process in self._outboxes:
                 self._outboxes[process].send({"absent": absent})
-            for other in set(needed) - set(absent):
-                if other > process and other in self._outboxes:
+            for other in (self._outboxes.keys() & needed) - {*absent}:
+                self._needed_by.setdefault(other, set()).add(process)
+                if other > process:
                     self._outboxes[other].send({"need": process})
 
     def _set_leaving(self, process: int) -> None:
         with self._lock:
             self._leaving.add(process)
+            for other in self._needed_by.pop(process, ()):
+                if other in self._outboxes:
+                    self._outboxes[other].send({"absent": [process]})
             self._tell_if_all_leave()
 
     def _tell_if_all_leave(self) -> None:

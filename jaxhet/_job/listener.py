@@ -45,8 +45,8 @@ class Link:
 class Listener:
     """Listens for the peers with higher ids.
 
-    Each connection is authenticated on a thread of its own. A peer opens one again only after it
-    has given up the first, so that a later connection replaces an earlier one until `take`.
+    Each connection is authenticated on a thread of its own. A peer opens one again only after this
+    end has refused the first.
 
     Args:
       host: Address to listen on.
@@ -163,20 +163,14 @@ class Listener:
         expected: set[tuple[int, int]],
         deadline: float,
         check: Callable[[], None],
-        spoken_on: int | None = None,
     ) -> dict[tuple[int, int], Link]:
-        """Waits for the sockets of `expected` (process, channel).
-
-        With `spoken_on`, it also waits for the first bytes on this channel of each process. A
-        process sends them when all its sockets are connected for good.
-        """
+        """Waits for the sockets of `expected` (process, channel)."""
         while True:
             with self._arrived:
-                are_there = expected <= self._links.keys()
-                if are_there and (spoken_on is None or self._have_spoken(expected, spoken_on)):
+                if expected <= self._links.keys():
                     self._taken |= expected
                     return {key: self._links.pop(key) for key in expected}
-                missing = sorted({p for p, _ in (expected - self._links.keys()) or expected})
+                missing = sorted({process for process, _ in expected - self._links.keys()})
                 self._arrived.wait(0.05)
             check()
             if time.monotonic() > deadline:
@@ -185,9 +179,6 @@ class Listener:
                     f" {self.process} at {self.address} in time ({self._refusals()}); check that it"
                     " can reach this address, or set JAXHET_SOCKET_ADDRESS here"
                 )
-
-    def _have_spoken(self, expected: set[tuple[int, int]], channel: int) -> bool:
-        return all(_has_words(self._links[process, channel].socket) for process, _ in expected)
 
     def close(self) -> None:
         """Stops listening, and closes sockets that were not taken."""
@@ -240,8 +231,8 @@ class Listener:
                 f" {self._num_channels}"
             )
         with self._arrived:
-            is_taken = (source, channel) in self._taken
-        if is_taken:
+            is_there = (source, channel) in self._taken or (source, channel) in self._links
+        if is_there:
             raise TransportError(
                 f"a second connection for channel {channel} of process {source} was refused"
             )
@@ -258,12 +249,9 @@ class Listener:
     def _keep(self, sock: socket.socket, authenticated: tuple[tuple[int, int], Link]) -> None:
         key, link = authenticated
         with self._arrived:
-            # A closed attempt must not replace a later one whose thread was quicker.
-            if key in self._taken or _has_ended(sock):
+            if key in self._taken or key in self._links:
                 sock.close()
                 return
-            if earlier := self._links.get(key):
-                earlier.socket.close()
             self._links[key] = link
             self._arrived.notify_all()
             announce = self._announce
@@ -278,24 +266,6 @@ def _round_trip_us(sock: socket.socket) -> int:
         return 0
     (found,) = _TCP_INFO.unpack(info)
     return 0 if found == 2**32 - 1 else found
-
-
-def _has_words(sock: socket.socket) -> bool:
-    """Whether bytes have arrived."""
-    try:
-        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:  # nothing has arrived, or the connection was reset
-        return False
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    """Whether the peer has closed a connection without sending anything."""
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:  # the connection was reset
-        return True
 
 
 def _check_answer(answer: bytes, info: ProcessInfo, address: str, job: bytes) -> None:

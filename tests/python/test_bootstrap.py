@@ -159,38 +159,43 @@ def test_connection_before_the_job_is_known_waits_for_it() -> None:
             link.socket.close()
 
 
-def test_process_without_time_for_a_handshake_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("is_late", [True, False])
+def test_process_that_was_late_for_a_handshake_tries_again(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The acceptor answers 0.3 s late, at a limit of 0.2 s."""
-    introduce = Listener.introduce
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.2 if is_late else 10.0)
+    monkeypatch.setattr(bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.05)
+    introduce, attempts = Listener.introduce, []
 
-    def hasty(self: Listener, *args: Any) -> Any:
-        return introduce(self, *args, timeout_s=0.2)
+    def refused_once(self: Listener, *args: Any) -> Any:
+        attempts.append(args)
+        if len(attempts) > 1:
+            return introduce(self, *args)
+        time.sleep(0.15)
+        raise handshake.RefusedError("the peer closed the connection")
 
-    monkeypatch.setattr(Listener, "introduce", hasty)
-    with (
-        contextlib.closing(_listener(0, b"")) as ours,
-        contextlib.closing(_listener(1)) as theirs,
-    ):
-        late = threading.Timer(0.3, ours.assign, (0, JOB))
-        late.start()
-        peers, done = [_info(ours.address)], lambda: None
-        with pytest.raises(
-            TransportError, match=r"no connection to process 0 .*: no answer within"
-        ):
-            bootstrap.connect_peers(theirs, peers, 1, 5.0, done)
-        links = bootstrap.connect_peers(theirs, peers, 1, 5.0, done, is_patient=True)
-        late.join()
-        higher = dataclasses.replace(_info(theirs.address), process=1)
-        wait_until(lambda: ours._links.keys() == {(1, 0), (1, 1)}, 5)
-        # The acceptor takes no socket while the other end may still replace one.
-        with pytest.raises(TransportError, match="process 1 did not connect"):
-            bootstrap.connect_peers(ours, [higher], 1, 0.2, done, is_patient=True)
-        links[0].control.socket.send(b"h")
-        taken = bootstrap.connect_peers(ours, [higher], 1, 5.0, done, is_patient=True)
-        for link in (links[0].control, *links[0].data, taken[1].control, *taken[1].data):
+    monkeypatch.setattr(Listener, "introduce", refused_once)
+    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
+        peers = [_info(ours.address)]
+        if not is_late:
+            with pytest.raises(TransportError, match=r"no connection to process 0 .*: the peer"):
+                bootstrap.connect_peers(theirs, peers, 0, 5.0, lambda: None)
+            return
+        links = bootstrap.connect_peers(theirs, peers, 0, 5.0, lambda: None)
+        taken = ours.take({(1, 0)}, time.monotonic() + 5, lambda: None)
+        for link in (links[0].control, taken[1, 0]):
             link.socket.close()
+
+
+def test_peer_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.05)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        contextlib.closing(_listener(1)) as listener,
+    ):
+        info = _info(f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(TransportError, match=r"no connection to process 0 .*: no answer in"):
+            bootstrap.connect_peers(listener, [info], 0, 0.3, lambda: None)
 
 
 def test_connections_that_nobody_takes_can_be_dropped() -> None:
@@ -342,64 +347,25 @@ def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[
     assert line.endswith("name others with JAXHET_SOCKET_INTERFACES")
 
 
-def test_socket_that_a_peer_opens_again_replaces_the_first_that_it_left() -> None:
-    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        info = _info(ours.address)
-        address = split_address(ours.address)
-        with socket.create_connection(address) as first, socket.create_connection(address) as again:
-            theirs.introduce(first, info, 1, ours.address)
-            wait_until(lambda: (1, 1) in ours._links, 5)
-            earlier = ours._links[1, 1]
-            link = theirs.introduce(again, info, 1, ours.address)
-            wait_until(lambda: ours._links[1, 1] is not earlier, 5)
-            assert earlier.socket.fileno() == -1
-            taken = _take(ours)
-            assert taken.keys.send == link.keys.receive
-            taken.socket.close()
-
-
-def test_attempt_that_has_ended_replaces_no_later_one() -> None:
-    """The thread of an attempt may be slower than the one of a later attempt."""
-    with (
-        contextlib.closing(_listener(0)) as ours,
-        contextlib.closing(_listener(1)) as theirs,
-        socket.create_connection(split_address(ours.address)) as sock,
-    ):
-        link = theirs.introduce(sock, _info(ours.address), 1, ours.address)
-        wait_until(lambda: (1, 1) in ours._links, 5)
-        ended, other = socket.socketpair()
-        other.close()
-        ours._keep(ended, ((1, 1), Link(ended, link.keys)))
-        assert ended.fileno() == -1
-        taken = _take(ours)
-        assert taken.keys.send == link.keys.receive
-        taken.socket.close()
-
-
-def test_connection_that_has_ended_says_nothing() -> None:
-    with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        with socket.create_connection(split_address(ours.address)) as sock:
-            theirs.introduce(sock, _info(ours.address), 0, ours.address)
-            wait_until(lambda: (1, 0) in ours._links, 5)
-        with pytest.raises(TransportError, match="process 1 did not connect"):
-            ours.take({(1, 0)}, time.monotonic() + 0.1, lambda: None, spoken_on=0)
-
-
 def _take(listener: Listener) -> Link:
     return listener.take({(1, 1)}, time.monotonic() + 5, lambda: None)[1, 1]
 
 
-def test_second_connection_replaces_no_taken_link() -> None:
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_second_connection_replaces_no_other(is_taken: bool) -> None:
+    taken = None
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
         info = _info(ours.address)
         address = split_address(ours.address)
         with socket.create_connection(address) as first, socket.create_connection(address) as again:
             link = theirs.introduce(first, info, 1, ours.address)
             wait_until(lambda: (1, 1) in ours._links, 5)
-            taken = _take(ours)
+            if is_taken:
+                taken = _take(ours)
             theirs.introduce(again, info, 1, ours.address)
             again.settimeout(5)
             assert again.recv(1) == b""
+            taken = taken or _take(ours)
             assert taken.keys.send == link.keys.receive
             taken.socket.close()
         with pytest.raises(

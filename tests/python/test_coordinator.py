@@ -164,20 +164,26 @@ def test_needed_peer_with_a_higher_id_hears_who_needs_it(pair: Pair) -> None:
     assert needed_by == [(1, 0)] * 2
 
 
-def test_needed_peer_that_leaves_is_absent(pair: Pair) -> None:
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_needed_peer_that_leaves_is_absent(pair: Pair, is_asked_before: bool) -> None:
     first, second = pair.members
     absent: list[int] = []
     first.listen_needs(lambda _: None, absent.append)
+    if is_asked_before:
+        heard: list[int] = []
+        second.listen_needs(heard.append, lambda _: None)
+        first.ask_for([1])
+        _wait_for(lambda: heard == [0])
     leaving = threading.Thread(target=second.wait_for_all_to_leave, args=(20,))
     leaving.start()
-    while not absent:
+    if not is_asked_before:
+        _wait_for(lambda: 1 in pair.server._leaving)
         first.ask_for([1])
-        time.sleep(0.01)
+    _wait_for(lambda: absent == [1])
     assert leaving.is_alive()
     first.wait_for_all_to_leave(20)
     leaving.join(5)
     assert not leaving.is_alive()
-    assert set(absent) == {1}
 
 
 def test_process_that_leaves_does_not_wait_for_one_that_died(pair: Pair) -> None:
