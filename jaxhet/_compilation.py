@@ -10,18 +10,16 @@ import itertools
 import pathlib
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxhet import _ffi, _islands, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
+from jaxhet._gpu.shared_programs import SharedPrograms, Sharing
 from jaxhet._islands import Island
 from jaxhet._jax import compat, compiler_settings, programs
 from jaxhet._job.connector import Connector
-from jaxhet._log import LOGGER
 from jaxhet._options import CODECS
 from jaxhet._traced import jaxprs
 from jaxhet._traced.words import Held, first_difference
@@ -98,34 +96,16 @@ def compiler_options(config: Config) -> compiler.Options:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """Parts that a job with GPUs or with many processes has.
-
-    Attributes:
-      connector: Connects the processes that a program needs; None if all are connected.
-      later: Pairs of a rank of this process and another one that only the connector joins; None:
-        all pairs.
-      shared: The executables of processes with equal GPUs; None if each compiles its own.
-      over_islands: XLA's options for programs over several islands.
-    """
-
-    connector: Connector | None = None
-    later: frozenset[tuple[int, int]] | None = None
-    shared: SharedPrograms | None = None
-    over_islands: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
-
-
-NO_PARTS = Parts()
-
-
 class Compilation:
     """The compiled programs of a job.
 
     Attributes:
       engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
+      later: Pairs of a rank of this process and another one that only the connector joins; None:
+        all pairs.
       shared: The executables of processes with equal GPUs; None if each compiles its own.
+      over_islands: XLA's options for programs over several islands.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it, of those that were lowered last.
     """
@@ -137,7 +117,6 @@ class Compilation:
         islands: tuple[Island, ...],
         engine: _ffi.Engine | None,
         is_over: Callable[[], bool] = lambda: False,
-        parts: Parts = NO_PARTS,
     ):
         """Keeps the programs of one process of a job.
 
@@ -147,13 +126,12 @@ class Compilation:
           islands: The islands of the job.
           engine: The engine of this process.
           is_over: Whether the job has failed or ended.
-          parts: Parts that not every job has.
         """
         self.engine = engine
-        self.connector = parts.connector
-        self._later = parts.later
-        self.shared = parts.shared
-        self._over_islands = parts.over_islands
+        self.connector: Connector | None = None
+        self.later: frozenset[tuple[int, int]] | None = None
+        self.shared: SharedPrograms | None = None
+        self.over_islands: Mapping[str, bool | int] = {}
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
         self._config = config
@@ -165,7 +143,7 @@ class Compilation:
             _Rank(device.id, device.process_index, island.index)
             for island, device in _islands.by_rank(islands).values()
         ]
-        self._is_over = is_over
+        self.is_over = is_over
         self._held: dict[str, tuple[Held, ...]] = {}  # by digest: what no word describes
         self._bridged: set[str] = set()  # digests of programs with exchanges
         self._lock = threading.Lock()
@@ -182,7 +160,7 @@ class Compilation:
     def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int]:
         """XLA's options for a program on the devices with these ids."""
         islands = {rank.island for rank in self._ranks if rank.device_id in devices}
-        return self._over_islands if len(islands) > 1 else {}
+        return self.over_islands if len(islands) > 1 else {}
 
     def describe(
         self, name: str, jaxpr: Any, arguments: Sequence[Any], location: Callable[[Any], str]
@@ -244,8 +222,8 @@ class Compilation:
         mine = {rank for rank, process in process_of.items() if process == self._process}
         groups = {group for spec in plan.exchanges for group in spec.groups}
         pairs = {pair for group in groups for pair in itertools.product(mine & {*group}, group)}
-        if self._later is not None:
-            pairs &= self._later
+        if self.later is not None:
+            pairs &= self.later
         return {process_of[rank] for _, rank in pairs} - {self._process}
 
     def is_described(self, program: str) -> bool:
@@ -297,14 +275,15 @@ class Compilation:
           Whether the program may be used.
         """
         # A dump needs the module as it was before the passes.
-        return not self._config.dump and self._accept(module)
+        return not self._config.dump and self.accept(module)
 
-    def _accept(self, module: bytes) -> bool:
+    def accept(self, module: bytes) -> bool:
+        """Registers the plan of a compiled module; returns whether the program may be used."""
         try:
-            has_plan = self.bridge(module) is not None
+            self._adopt(module)
         except JaxhetError:
             return False
-        return has_plan or not any(call.encode() in module for call in _CALLS)
+        return True
 
     def accept_deserialized(self, module: bytes) -> bool:
         """Registers the plan of an executable that the program loads, as `accept_cached` does.
@@ -316,67 +295,34 @@ class Compilation:
           UsageError: It was compiled for another job, or by other passes.
         """
         try:
-            if self.bridge(module) is not None:
-                return True
+            return self._adopt(module)
         except JaxhetError as error:
             raise UsageError(f"can't load a serialized executable: {error}") from error
+
+    def _adopt(self, module: bytes) -> bool:
+        """Registers the plan of a compiled module; returns whether it exchanges over islands."""
+        if self.bridge(module) is not None:
+            return True
         if any(call.encode() in module for call in _CALLS):
             raise UsageError(
-                "can't load a serialized executable: it exchanges data over islands and holds no"
-                " plan; compile the function in this job"
+                "it exchanges data over islands and holds no plan; compile the function in this job"
             )
         return False
 
     # --- executables of other processes ---
 
-    def fetch(
-        self, among: tuple[int, ...], key: str, load: Callable[[bytes], Any]
-    ) -> tuple[Any, bytes | None]:
-        """Loads the executable that the first process of a tuning class has compiled.
-
-        Args:
-          among: The processes that share it; the first compiles it.
-          key: Identity of the program.
-          load: Loads a serialized executable.
-
-        Returns:
-          The executable and its serialized form, after its plan was registered; or None and None
-          if this process has to compile the program.
-
-        Raises:
-          JaxhetError: The job has failed.
-        """
-        assert self.shared is not None
-        start = time.monotonic()
-        try:
-            serialized = self.shared.fetch(among, key, self._is_over)
-            waited_s = time.monotonic() - start
-            executable = load(serialized)
-            if not all(map(self._accept, compat.serialized_modules(executable))):
-                raise NotSharedError("it was compiled by other passes, or for another job")
-        except Exception as error:
-            if self.engine is not None and (failure := self.engine.error()) is not None:
-                raise failure from None
-            text = str(error) if isinstance(error, NotSharedError) else repr(error)
-            LOGGER.warning(
-                "process %d did not give the executable of a program: %s. This process compiles"
-                " the program and tunes its kernels, and replicas may differ in their last bits",
-                among[0],
-                text,
+    def share(self) -> None:
+        """Lets JAX load executables of other processes."""
+        if self.shared is not None:
+            assert self.engine is not None
+            attribute, failure = compiler.PROGRAM_ATTRIBUTE, self.engine.error
+            self.shared.install(
+                Sharing(attribute, self.is_described, self.accept, failure, self.is_over)
             )
-            return None, None
-        LOGGER.debug(
-            "loaded an executable of %d bytes in %.2f s, after process %d had sent it in %.2f s",
-            len(serialized),
-            time.monotonic() - start - waited_s,
-            among[0],
-            waited_s,
-        )
-        return executable, serialized
 
     def leave(self) -> None:
         """Tells processes that wait for an executable of this one that none will come."""
-        if self.shared is not None and not self._is_over():
+        if self.shared is not None and not self.is_over():
             self.shared.leave()
 
     @property

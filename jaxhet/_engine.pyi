@@ -154,7 +154,10 @@ class Relay:
     def close(self) -> None: ...
 
 def fail_exit(code: int) -> None:
-    """Has this process exit with `code` in place of 0."""
+    """Makes the exit code of this process `code` where it would be 0; forked children keep 0."""
 
 def limit_finalization(limit_s: float, text: str, code: int) -> None:
-    """Ends the process if the interpreter takes longer to end after its exit hooks."""
+    """Ends this process if the interpreter takes longer than `limit_s` after its exit hooks.
+
+    In that case `text` is a line on stderr, and `code` the exit code.
+    """

@@ -1,11 +1,12 @@
 """The only importer of the extension: the engine, and its FFI handlers."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -36,6 +37,12 @@ DEVICE_TRANSPORTS: tuple[str, ...] = tuple(_engine.DEVICE_TRANSPORTS)
 # Memory that the set-up of two ranks writes on the device of one.
 PROOF_BYTES: int = _engine.PROOF_BYTES
 
+# Functions without a state, described in `_engine.pyi`.
+fail_exit = _engine.fail_exit
+limit_finalization = _engine.limit_finalization
+pci_address = _engine.pci_address
+vendors = _engine.vendors
+
 _sessions = itertools.count(1)
 
 
@@ -45,12 +52,10 @@ class Engine:
     def __init__(self, process: int, num_processes: int, options: Mapping[str, int | str]):
         self.session = next(_sessions)
         self._last_error: tuple[str, str] | None = None
-        try:
+        with _errors_as_ours():
             self._open: _engine.Engine | None = _engine.Engine(
                 self.session, process, num_processes, dict(options)
             )
-        except RuntimeError as error:
-            raise as_ours(str(error)) from error
 
     @classmethod
     def start(
@@ -99,10 +104,8 @@ class Engine:
           TransportError: No transport works to it.
         """
         timeout_ms = round(config.connect_timeout_s * 1000)
-        try:
+        with _errors_as_ours():
             self._add_peer(config, members, process, sockets, refused, timeout_ms=timeout_ms)
-        except RuntimeError as error:
-            raise as_ours(str(error)) from error
 
     def _add_peer(
         self,
@@ -165,7 +168,7 @@ class Engine:
           DeviceError: the driver refused a request.
         """
         timeout_ms = round(timeout_s * 1000)
-        try:
+        with _errors_as_ours():
             self._engine.open_devices(
                 _vendors.BY_PLATFORM[platform].name,
                 list(devices),
@@ -173,8 +176,6 @@ class Engine:
                 timeout_ms,
                 list(later),
             )
-        except RuntimeError as error:
-            raise as_ours(str(error)) from error
 
     def open_channels(
         self,
@@ -194,10 +195,8 @@ class Engine:
           TransportError: No transport works between two ranks.
         """
         timeout_ms = round(timeout_s * 1000)
-        try:
+        with _errors_as_ours():
             self._engine.open_channels(list(pairs), _detached(sockets), timeout_ms)
-        except RuntimeError as error:
-            raise as_ours(str(error)) from error
 
     def register_plan(
         self, fingerprint: int, text: str, movements: Sequence[Movement], program: str = ""
@@ -278,11 +277,6 @@ def register_handlers(platform: str) -> None:
         jax.ffi.register_ffi_target(target, handler, platform=name)
 
 
-def vendors() -> list[tuple[str, list[dict[str, Any]], str]]:
-    """Each vendor of GPUs: name, devices, and why they can't be used, or ""."""
-    return _engine.vendors()
-
-
 def nics(config: Config) -> list[dict[str, Any]]:
     """Every port of every RDMA NIC, as the verbs transport of a job sees it; as in `_engine.pyi`.
 
@@ -290,10 +284,8 @@ def nics(config: Config) -> list[dict[str, Any]]:
       TransportError: there is no NIC, or no libibverbs.
       UsageError: an option is out of its range.
     """
-    try:
+    with _errors_as_ours():
         return _engine.nics(config.engine_values())
-    except RuntimeError as error:
-        raise as_ours(str(error)) from error
 
 
 def libcrypto() -> str:
@@ -302,31 +294,8 @@ def libcrypto() -> str:
     Raises:
       UsageError: this machine does not have it.
     """
-    try:
+    with _errors_as_ours():
         return _engine.libcrypto()
-    except RuntimeError as error:
-        raise as_ours(str(error)) from error
-
-
-def pci_address(folder: pathlib.Path) -> str:
-    """PCI address of the NIC with this folder in sysfs; "" for one in software."""
-    return _engine.pci_address(str(folder))
-
-
-def fail_exit(code: int) -> None:
-    """Makes the exit code of this process `code` where it would be 0; forked children keep 0."""
-    _engine.fail_exit(code)
-
-
-def limit_finalization(limit_s: float, text: str, code: int) -> None:
-    """Ends this process if the interpreter takes longer than `limit_s` after its exit hooks.
-
-    Args:
-      limit_s: Seconds.
-      text: Line on stderr in that case.
-      code: Exit code in that case.
-    """
-    _engine.limit_finalization(limit_s, text, code)
 
 
 class Relay:
@@ -341,10 +310,8 @@ class Relay:
 
     def __init__(self, address: str):
         host, port = split_address(address, "the coordinator's service")
-        try:
+        with _errors_as_ours():
             self._relay = _engine.Relay(host, str(port))
-        except RuntimeError as error:
-            raise as_ours(str(error)) from error
 
     @property
     def url(self) -> str:
@@ -354,6 +321,15 @@ class Relay:
     def close(self) -> None:
         """Ends the connection. Without it, it lives as long as the process."""
         self._relay.close()
+
+
+@contextlib.contextmanager
+def _errors_as_ours() -> Iterator[None]:
+    """Raises the errors of the extension as jaxhet's."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise as_ours(str(error)) from error
 
 
 def as_ours(text: str) -> JaxhetError:

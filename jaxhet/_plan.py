@@ -69,6 +69,10 @@ class PlannedExchange:
         return bool(self.products)
 
 
+_COMPUTED = ("why", "times", "products")
+_OF_SPEC = [f.name for f in dataclasses.fields(PlannedExchange) if f.name not in _COMPUTED]
+
+
 def _runs(exchange: PlannedExchange) -> int:
     """Runs in each step; one where the number is unknown."""
     return 1 if exchange.times is None else exchange.times
@@ -87,7 +91,7 @@ class PlanReport:
     @property
     def exchanges_per_step(self) -> int:
         """Exchanges that a rank starts in each step, or at least starts (`is_exact`)."""
-        return sum(e.times if e.times is not None else 1 for e in self.exchanges)
+        return sum(map(_runs, self.exchanges))
 
     @property
     def bytes_per_step(self) -> int:
@@ -214,28 +218,17 @@ def of_module(module: bytes) -> PlanReport:
     if plan is None:
         return PlanReport(())
     products, times = overlap.products(parsed), overlap.times(parsed)
-    exchanges = []
-    for spec in plan.exchanges:
-        exchanges.append(
+    return PlanReport(
+        tuple(
             PlannedExchange(
-                index=spec.index,
-                collective=spec.collective,
-                kind=spec.kind,
-                algorithm=spec.algorithm,
+                **{name: getattr(spec, name) for name in _OF_SPEC},
                 why=spec.note or (_CHOSEN if spec.algorithm == "flat" else ""),
-                shapes=spec.shapes,
-                groups=spec.groups,
-                num_bytes=spec.num_bytes,
-                wire=spec.wire,
-                plain_bytes=spec.plain_bytes,
-                num_collectives=spec.num_collectives,
                 times=times[spec.index],
                 products=products.get(spec.index),
-                place=spec.place,
-                source=spec.source,
             )
+            for spec in plan.exchanges
         )
-    return PlanReport(tuple(exchanges))
+    )
 
 
 def _compile(stage: Any) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from jaxhet import (
-    _compilation,
     _device_channels,
     _device_put,
     _ffi,
@@ -302,14 +301,12 @@ def _start_jax(job: _Job) -> _session.Session:
         relay,
         job.settings_differences,
         wait_for_devices=compat.device_wait() if has_gpus else None,
-        compilation=_compilation.Parts(
-            connector,
-            channels and channels.later,
-            _shared(config, membership) if job.shares_programs else None,
-            gpu_settings.over_islands(flags) if has_gpus else {},
-        ),
     )
     session = _session.Session(config, config.process_id, islands, engine, parts)
+    own = session.compilation
+    own.connector, own.later = connector, channels and channels.later
+    own.shared = _shared(config, membership) if job.shares_programs else None
+    own.over_islands = gpu_settings.over_islands(flags) if has_gpus else {}
     if engine is not None:
         try:
             mine = [d for d in session.island.devices if d.process_index == session.process]
@@ -429,10 +426,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
-        if own.shared is not None:
-            programs.Sharer(
-                session.process, own.shared, own.fetch, attribute, own.is_described
-            ).install()
+        own.share()
         programs.add_compiler_options(own.compiler_options)
     own.own_launches()
     compat.register_passes(own.decompose, own.bridge, platform)

@@ -66,7 +66,7 @@ def _nic(root: pathlib.Path, name: str, choice: Choice) -> Nic:
         problem = "it is an iWARP NIC; jaxhet uses InfiniBand and RoCE"
     return Nic(
         name=name,
-        pci=_ffi.pci_address(root / folder),
+        pci=_ffi.pci_address(str(root / folder)),
         numa_node=number(read(root, f"{folder}/device/numa_node"), -1),
         model=read(root, f"{folder}/board_id") or read(root, f"{folder}/node_desc"),
         firmware=read(root, f"{folder}/fw_ver"),

@@ -3,16 +3,11 @@
 tests/python/test_jax_programs.py tests the parts of JAX that these functions rely on.
 """
 
-import contextvars
-import dataclasses
 import functools
-import hashlib
 import json
 import pathlib
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -76,7 +71,7 @@ def watch_lowering(
             ids = [device.id for device in _devices_of(kwargs.get("axis_context"))]
             mark = describe(name, jaxpr, [*shardings, ids], location)
             with result.module.context:
-                attributes = {**_frontend_attributes(result.module)}
+                attributes = {**frontend_attributes(result.module)}
                 attributes[attribute] = ir.StringAttr.get(mark)
                 if meshes := _meshes(result.module):
                     attributes[f"{attribute}_meshes"] = ir.StringAttr.get(json.dumps(meshes))
@@ -132,7 +127,7 @@ def guard_launches(
     @install("jax._src.compiler:compile_or_get_cached")
     def compiled(compile: Any, backend: Any, computation: Any, *args: Any, **kwargs: Any) -> Any:
         executable = compile(backend, computation, *args, **kwargs)
-        name = _frontend_attributes(computation).get(attribute)
+        name = frontend_attributes(computation).get(attribute)
         note(executable, name is not None and is_guarded(name.value))
         return executable
 
@@ -177,211 +172,6 @@ def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool |
         return compile(backend, module, devices, compile_options, *args)
 
 
-class Sharing(Protocol):
-    """Knowledge about the executables of a class of processes."""
-
-    def among(self, processes: Collection[int]) -> tuple[int, ...]:
-        """Processes of the class that share a program; the first compiles it."""
-        ...
-
-    def compiling(self, among: tuple[int, ...], key: str) -> AbstractContextManager[None]:
-        """Context in which this process compiles or loads a program; an error in it is recorded."""
-        ...
-
-    def give(self, key: str, executable: bytes) -> None:
-        """Sends an executable of this process to the others."""
-        ...
-
-    def refuse(self, key: str, why: str) -> None:
-        """Tells the others that this process has no executable for them."""
-        ...
-
-
-Fetch = Callable[[tuple[int, ...], str, Callable[[bytes], Any]], tuple[Any, bytes | None]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sharer:
-    """Lets a process load an executable where it would compile a program.
-
-    JAX's persistent compilation cache is asked first.
-
-    Attributes:
-      process: This process.
-      known: The shared programs.
-      fetch: Gets the processes that share a program, its key, and what loads a serialized
-        executable. Returns the loaded executable and its serialized form, or None and None if
-        this process has to compile the program.
-      attribute: The frontend attribute of a module that names its program.
-      is_described: Whether a program's digest describes the Python functions that XLA calls while
-        it compiles. (The module itself has only their addresses.)
-    """
-
-    process: int
-    known: Sharing
-    fetch: Fetch
-    attribute: str
-    is_described: Callable[[str], bool]
-
-    def install(self) -> None:
-        """Replaces JAX's functions."""
-        _watch_cache()
-        install("jax._src.compiler:compile_or_get_cached")(self._compile_or_get_cached)
-        install("jax._src.compiler:backend_compile_and_load")(self._compile_and_load)
-
-    def _compile_or_get_cached(
-        self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, *args: Any
-    ) -> Any:
-        """JAX's function, between messages to the processes that share the program."""
-        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-
-        is_run = not isinstance(backend, _jax.CompileOnlyPyClient)
-        among = self.known.among({d.process_index for d in devices.flat} if is_run else ())
-        program = _frontend_attributes(module).get(self.attribute)
-        name = "" if program is None else program.value
-        key = _key(module, devices, options, self.is_described(name)) if among else None
-        if key is None:
-            return compile(backend, module, devices, options, *args)
-        this = _Compilation(among, key, self.known)
-        token = _current.set(this)
-        try:
-            with self.known.compiling(among, this.key):
-                found = compile(backend, module, devices, options, *args)
-                if among[0] == self.process and not this.is_told:  # JAX's cache had it
-                    this.tell(lambda: this.serialized or backend.serialize_executable(found))
-        finally:
-            _current.reset(token)
-        return found
-
-    def _compile_and_load(
-        self, compile: Any, backend: Any, module: Any, devices: Any, options: Any, callbacks: Any
-    ) -> Any:
-        """JAX's function, or a fetch of the executable from the process that compiles it."""
-
-        def load(serialized: bytes) -> Any:
-            return backend.deserialize_executable(serialized, devices, options, callbacks)
-
-        this = _current.get()
-        if this is not None:
-            this.serialized = None  # refused, if the cache had one
-            if this.among[0] != self.process:
-                found, this.serialized = self.fetch(this.among, this.key, load)
-                if found is not None:
-                    return found
-        found = compile(backend, module, devices, options, callbacks)
-        if this is not None and this.among[0] == self.process:
-            # Sent before JAX's cache writes its file, because other processes wait.
-            this.tell(lambda: backend.serialize_executable(found))
-        return found
-
-
-def _watch_cache() -> None:
-    """Keeps executables in their serialized form where JAX's cache reads and writes them."""
-
-    @install("jax._src.compilation_cache:get_executable_and_time")
-    def read_bytes(read: Any, key: str, options: Any, backend: Any, *args: Any) -> Any:
-        this = _current.get()
-        return read(key, options, _Loading(backend, this) if this else backend, *args)
-
-    @install("jax._src.compilation_cache:put_executable_and_time")
-    def write_bytes(
-        write: Any, key: str, name: str, executable: Any, backend: Any, seconds: int
-    ) -> Any:
-        this = _current.get()
-        known = _Serialized(this.serialized) if this and this.serialized else executable
-        write(key, name, known, backend, seconds)
-
-
-@dataclasses.dataclass
-class _Compilation:
-    """A program that is being compiled.
-
-    Attributes:
-      among: The processes that share it.
-      key: Identity of the program.
-      known: Sends the executable to the others.
-      serialized: The executable, once it was serialized.
-      is_told: Whether the process that compiles has told the others.
-    """
-
-    among: tuple[int, ...]
-    key: str
-    known: Sharing
-    serialized: bytes | None = None
-    is_told: bool = False
-
-    def tell(self, serialize: Callable[[], bytes]) -> None:
-        """Sends the executable to the processes that ask for it, or why it can't be serialized.
-
-        Called before the program runs: beside an exchange that waits for others, serialization hung
-        on GPUs.
-        """
-        self.is_told = True
-        try:
-            self.serialized = serialize()
-            self.known.give(self.key, self.serialized)
-        except Exception as error:
-            self.known.refuse(self.key, f"can't send it: {error}")
-
-
-_current: contextvars.ContextVar[_Compilation | None] = contextvars.ContextVar(
-    "jaxhet_compilation", default=None
-)
-
-
-@dataclasses.dataclass
-class _Serialized:
-    """A loaded executable with its bytes: XLA may not be able to serialize it again."""
-
-    content: bytes
-
-    def serialize(self) -> bytes:
-        return self.content
-
-
-class _Loading:
-    """A backend that keeps the bytes of loaded executables."""
-
-    def __init__(self, backend: Any, compilation: _Compilation):
-        self._backend = backend
-        self._compilation = compilation
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def deserialize_executable(self, serialized: bytes, *args: Any) -> Any:
-        self._compilation.serialized = serialized
-        return self._backend.deserialize_executable(serialized, *args)
-
-
-# The address of a Python object, by which `custom_partitioning` finds its functions.
-_ADDRESS = re.compile(r'(@CustomSPMDPartitioning\(.*?backend_config = )"\d+"')
-# A call of a function of the process that compiles, which no digest describes.
-_INSPECTS = "@InspectSharding("
-
-
-def _key(module: Any, devices: Any, options: Any, is_described: bool) -> str | None:
-    """A digest of a module, equal in all processes of a program, and of XLA's options for it.
-
-    It omits source locations, since processes may have different folders, and addresses. The
-    digest in the module's attribute describes the objects at these addresses.
-
-    Returns:
-      The digest; None if the program can't be shared, because it holds an unknown address.
-    """
-    text, num_addresses = _ADDRESS.subn(r"\1", module.operation.get_asm(enable_debug_info=False))
-    if (num_addresses and not is_described) or _INSPECTS in text:
-        return None
-    build = options.executable_build_options
-    facts = (
-        [device.id for device in devices.flat],
-        sorted((str(name), str(value)) for name, value in options.env_option_overrides),
-        hashlib.blake2b(build.fdo_profile or b"", digest_size=16).hexdigest(),
-        options.profile_version,
-    )
-    return hashlib.blake2b(f"{facts}\n{text}".encode(), digest_size=16).hexdigest()
-
-
 @functools.cache
 def _launch_context() -> Any:
     return jax.make_user_context(None)
@@ -399,9 +189,16 @@ def own_launches(number: int) -> None:
     _jax.PjitFunctionCache.clear_all()
 
 
-def _frontend_attributes(module: Any) -> Mapping[str, Any]:
+def frontend_attributes(module: Any) -> Mapping[str, Any]:
     """The frontend attributes of an MLIR module, by name."""
     attributes = module.operation.attributes
     if "mhlo.frontend_attributes" not in attributes:
         return {}
     return {named.name: named.attr for named in attributes["mhlo.frontend_attributes"]}
+
+
+def is_run(backend: Any) -> bool:
+    """Whether a backend runs what it compiles."""
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    return not isinstance(backend, _jax.CompileOnlyPyClient)

@@ -36,10 +36,10 @@ def lower(lowering: Lowering, opcode: str, split: groups.Split | None) -> None:
 
 
 def _is_in_shape(lowering: Lowering) -> bool:
-    builder, members = lowering.builder, lowering.collective.groups
+    members = lowering.collective.groups
     are_pairs = groups.are_equal(members) and len(members[0]) == 2
-    is_plain = not builder.codec
-    return is_plain and builder.job.is_gpu and builder.options.one_world_kernels and are_pairs
+    is_plain = not lowering.codec
+    return is_plain and lowering.job.is_gpu and lowering.options.one_world_kernels and are_pairs
 
 
 def _in_shape(lowering: Lowering, opcode: str) -> None:
@@ -73,12 +73,12 @@ def _hierarchical(
 ) -> list[Value]:
     if split.local_size == 1:
         return wire.all_reduce(lowering, values, split.rails, opcode)
-    first = len(lowering.builder.added)
+    first = len(lowering.added)
     shards = [_reduce_scatter(lowering, v, opcode, split) for v in values]
     sums = wire.all_reduce(lowering, shards, split.rails, opcode)
     wholes = [lowering.local("all-gather", v, v.size * split.local_size, split.local) for v in sums]
-    lowering.builder.added[first].scatters.extend(shard.x for shard in shards)
-    lowering.builder.added[first].gathers.extend(whole.x for whole in wholes)
+    lowering.added[first].scatters.extend(shard.x for shard in shards)
+    lowering.added[first].gathers.extend(whole.x for whole in wholes)
     return [_cut(lowering, whole, v.size) for whole, v in zip(wholes, values, strict=True)]
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import override
 
-from jaxhet.compiler import arithmetic, hlo, reorder
+from jaxhet.compiler import arithmetic, carrier, hlo, reorder
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
@@ -51,7 +51,7 @@ class CpuLowering(Lowering):
     @override
     def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
         """Many bytes of compressed sums in several: one is encoded while another one moves."""
-        if not self.builder.codec or self.instruction.opcode != "all-reduce":
+        if not self.codec or self.instruction.opcode != "all-reduce":
             return [values]
         bundles: list[list[Value]] = [[]]
         for value in values:
@@ -69,7 +69,7 @@ class CpuLowering(Lowering):
         all-gather, since their shards would have unequal sizes.
         """
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
-        is_small = num_bytes <= self.builder.options.two_shot_bytes
+        is_small = num_bytes <= self.options.two_shot_bytes
         if is_small or not groups_lib.are_equal(groups):
             return [rows.combined(opcode) for rows in self.all_gather(values, groups)]
         if self._are_pairs(values, groups):
@@ -110,6 +110,11 @@ class CpuLowering(Lowering):
         return [Rows(self, row, size) for row in rows]
 
     @override
+    def exchanged(self, kind: ExchangeKind, value: Value, groups: Groups) -> Value:
+        (result,) = self._call(kind, [value], [value.size], groups)
+        return result
+
+    @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
         return self._call(ExchangeKind.PERMUTE, values, [v.size for v in values], pairs)
 
@@ -126,22 +131,40 @@ class CpuLowering(Lowering):
         received = self.local_collective(
             "all-to-all", hlo.tuple_shape(shapes), [block(i) for i in range(count)], groups
         )
-        rows = [
-            self.c.add("get-tuple-element", shape, [received], tuple_index=i)
-            for i, shape in enumerate(shapes)
-        ]
+        rows = self._elements(received, shapes)
         return value.with_array(arithmetic.concatenate(self.c, rows))
 
     def _call(
         self, kind: ExchangeKind, values: Sequence[Value], sizes: Sequence[int], groups: Groups
     ) -> list[Value]:
+        """Adds one call of the engine, with a result of one of the sizes for each of the values.
+
+        An all-gather's results have a row for each member of the largest group; rows without a
+        member are undefined.
+        """
+        operands = [v.x for v in values]
         shapes = [
             hlo.array_shape(v.x.shape.element_type, [size])
             for v, size in zip(values, sizes, strict=True)
         ]
-        numbers = tuple(number for v in values for number in v.operands)
-        results = self.builder.call(kind, [v.x for v in values], shapes, groups, numbers)
+        single = len(shapes) == 1
+        start = self.c.add(
+            "custom-call",
+            shapes[0] if single else hlo.tuple_shape(shapes),
+            operands,
+            like=self.instruction,
+            stem=f"exchange.{kind.name.lower()}",
+            **carrier.call_fields(carrier.EXCHANGE_TARGET, operands),
+        )
+        self.added.append(self.exchange(start, kind, values, groups, groups_lib.largest(groups)))
+        results = [start] if single else self._elements(start, shapes)
         return [v.with_array(x) for v, x in zip(values, results, strict=True)]
+
+    def _elements(self, x: Instruction, shapes: Sequence[Shape]) -> list[Instruction]:
+        return [
+            self.c.add("get-tuple-element", shape, [x], like=self.instruction, tuple_index=i)
+            for i, shape in enumerate(shapes)
+        ]
 
     def _are_pairs(self, values: Sequence[Value], groups: Groups) -> bool:
         is_complex = any(hlo.is_complex(v.x.shape.element_type) for v in values)

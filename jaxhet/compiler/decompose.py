@@ -22,7 +22,7 @@ from jaxhet.compiler import (
     scatter,
     unshare,
 )
-from jaxhet.compiler.carrier import Exchange, ExchangeBuilder
+from jaxhet.compiler.carrier import Exchange
 from jaxhet.compiler.codecs import fitting
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.cpu_form import CpuLowering
@@ -53,7 +53,7 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
         return None
     parsed = hlo.Module(module)
     custom_calls.check(parsed, job)
-    parsed = unshare.unshare(parsed)
+    unshare.unshare(parsed)
     crossing = async_form.to_sync(parsed, collectives.crossing(parsed, job))
     is_changed = halves.keep_local(parsed, crossing)
     if not crossing:
@@ -130,10 +130,8 @@ def _lower(
     if job.is_gpu:
         collective = leading.along_first(collective)
     algorithm = DIRECT if opcode in _POINT_TO_POINT else ALGORITHMS[split is not None]
-    builder = ExchangeBuilder(
-        collective, " ".join(name), algorithm, note, job, options, exchanges, codec
-    )
-    lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, builder)
+    form = GpuLowering if job.is_gpu else CpuLowering
+    lowering = form(collective, " ".join(name), algorithm, note, job, options, exchanges, codec)
     match opcode:
         case "all-reduce":
             assert reducer is not None
@@ -156,10 +154,8 @@ def _lower(
 def _lower_half(
     collective: Collective, half: Half, job: Job, options: Options, exchanges: list[Exchange]
 ) -> None:
-    name = f"{half.verb} {half.name}"
-    builder = ExchangeBuilder(collective, name, DIRECT, "", job, options, exchanges, half=half)
-    lowering = (GpuLowering if job.is_gpu else CpuLowering)(collective, builder)
-    halves.lower(lowering, half)
+    form, name = GpuLowering if job.is_gpu else CpuLowering, f"{half.verb} {half.name}"
+    halves.lower(form(collective, name, DIRECT, "", job, options, exchanges, half=half), half)
 
 
 def _is_flat(job: Job, options: Options) -> bool:

@@ -3,11 +3,13 @@
 An exchange is a carrier's start and done. Arithmetic is plain; XLA fuses it with what is around it.
 """
 
+import dataclasses
 from collections.abc import Sequence
-from typing import override
+from typing import Any, override
 
-from jaxhet.compiler import arithmetic, hlo
+from jaxhet.compiler import arithmetic, carrier, hlo
 from jaxhet.compiler import groups as groups_lib
+from jaxhet.compiler import proto as pb
 from jaxhet.compiler.arithmetic import Body
 from jaxhet.compiler.exchange import ExchangeKind
 from jaxhet.compiler.groups import Groups
@@ -46,7 +48,7 @@ class GpuLowering(Lowering):
     def pack(self, values: Sequence[Value]) -> tuple[Sequence[Value], Unpack]:
         """Small values of one type in one."""
         num_bytes = sum(hlo.num_bytes(v.x.shape) for v in values)
-        if len(values) == 1 or num_bytes > self.builder.options.bucket_bytes:
+        if len(values) == 1 or num_bytes > self.options.bucket_bytes:
             return values, list
         packs: dict[tuple[int, int], list[int]] = {}
         for i, value in enumerate(values):
@@ -90,21 +92,18 @@ class GpuLowering(Lowering):
 
     def _part_size(self, value: Value) -> int:
         """Number of elements in each part of a value except the last part."""
-        part_bytes = self.builder.options.part_bytes
+        part_bytes = self.options.part_bytes
         most = hlo.num_bytes(value.x.shape) // part_bytes if part_bytes else 1
         size = -(-value.size // min(max(most, 1), _MOST_PARTS))
         return -(-size // _PART_MULTIPLE) * _PART_MULTIPLE
 
     def _combined_in_parts(self, own: Value, pairs: Groups, opcode: str, size: int) -> Value:
         """Stores each part in its place in the result as soon as it has arrived."""
-        c, builder = self.c, self.builder
-        received = builder.carry(
-            ExchangeKind.PERMUTE, own.x, pairs, own.operands, part_elements=size
-        )
+        c, received = self.c, self._carried(ExchangeKind.PERMUTE, own, pairs, part_elements=size).x
         result = arithmetic.uninitialized(c, own.x.shape)
         for start in range(0, own.size, size):
             if start > 0:
-                received, result = builder.next_part(received, result)
+                received, result = self._next_part(received, result)
             length = min(size, own.size - start)
             rows = [arithmetic.slice_1d(c, x, start, length) for x in (own.x, received)]
             part = arithmetic.combine(c, rows, opcode, own.element_type)
@@ -176,11 +175,88 @@ class GpuLowering(Lowering):
         return Rows(self, received, groups_lib.largest(groups), present_rows(self, groups))
 
     def _carried(
-        self, kind: ExchangeKind, value: Value, groups: Groups, skips_own: bool = False
+        self,
+        kind: ExchangeKind,
+        value: Value,
+        groups: Groups,
+        skips_own: bool = False,
+        part_elements: int = 0,
     ) -> Value:
-        return value.with_array(
-            self.builder.carry(kind, value.x, groups, value.operands, skips_own)
+        """Adds a carrier, and returns the result of an exchange of a value.
+
+        Args:
+          kind: Pattern of its movement.
+          value: The value.
+          groups: Indices of `Collective.rank_of`; for a permute, pairs of source and target. The
+            result has a row for each member of the largest group, or more; rows without a member
+            are undefined.
+          skips_own: Leaves the device's own row of the result undefined.
+          part_elements: Size of the parts that a permute is split into. The result waits for the
+            first part; call `_next_part` for each of the others.
+        """
+        x = value.x
+        result, size = x.shape, groups_lib.largest(groups)
+        fields: dict[str, Any]
+        if kind == ExchangeKind.ALL_GATHER and self.half is None:
+            # XLA wants groups of equal size; the engine moves what the groups themselves say.
+            carriers = groups_lib.covering(groups, len(self.collective.rank_of))
+            size = len(carriers[0])
+            result = hlo.array_shape(x.shape.element_type, [value.size * size])
+            opcode = "all-gather-start"
+            fields = {
+                "dimensions": [0],
+                "use_global_device_ids": True,
+                "collective_device_list": hlo.device_list(carriers),
+            }
+        else:  # XLA sees the part of an all-to-all that is sent to the next member
+            pairs = groups if kind == ExchangeKind.PERMUTE else _each_to_next(groups)
+            if self.half is not None:
+                pairs = self.collective.groups  # the program's pairs
+            opcode = "collective-permute-start"
+            fields = {
+                "source_target_pairs": [pb.SourceTarget(source=s, target=t) for s, t in pairs]
+            }
+        add, like, name = self.c.add, self.instruction, kind.name.lower()
+        fields["channel_id"] = self.c.module.new_channel_id()
+        both = hlo.tuple_shape([x.shape, result])
+        start = add(opcode, both, [x], like=like, stem=f"start.{name}", **fields)
+        done = add(carrier.CARRIERS[opcode], result, [start], like=like, stem=f"done.{name}")
+        exchange = self.exchange(start, kind, [value], groups, size)
+        movement = dataclasses.replace(
+            exchange.spec.movement,
+            skips_own=skips_own,
+            part_bytes=part_elements * hlo.bit_width(x.shape.element_type) // 8,
         )
+        spec = dataclasses.replace(exchange.spec, movement=movement)
+        self.added.append(dataclasses.replace(exchange, spec=spec, done=done))
+        return value.with_array(done)
+
+    def _next_part(self, received: Instruction, other: Instruction) -> list[Instruction]:
+        """Waits for the next part of the latest exchange; `received` holds the parts before it.
+
+        Returns both arrays again. Instructions that use these results run after the wait.
+        """
+        operands = [received, other]
+        shapes = [x.shape for x in operands]
+        part = self.c.add(
+            "custom-call",
+            hlo.tuple_shape(shapes),
+            operands,
+            like=self.instruction,
+            stem="part",
+            **carrier.call_fields(carrier.PART_TARGET, operands),
+        )
+        for i in range(len(operands)):
+            part.output_operand_aliasing.add(output_shape_index=[i], operand_index=i)
+        self.added[-1].parts.append(part)
+        return [
+            self.c.add("get-tuple-element", shape, [part], tuple_index=i)
+            for i, shape in enumerate(shapes)
+        ]
+
+    @override
+    def exchanged(self, kind: ExchangeKind, value: Value, groups: Groups) -> Value:
+        return self._carried(kind, value, groups)
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
@@ -197,6 +273,13 @@ class GpuLowering(Lowering):
 
     def _logical_id(self) -> Instruction:
         return arithmetic.own_logical_id(self.c)
+
+
+def _each_to_next(groups: Groups) -> Groups:
+    """Each member, and the one after it."""
+    return tuple(
+        pair for group in groups for pair in zip(group, (*group[1:], group[0]), strict=True)
+    )
 
 
 def barrier(c: hlo.Computation, x: Instruction) -> Instruction:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from jaxhet.compiler import hlo
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.exchange import ExchangeKind, Half
-from jaxhet.compiler.gpu_form import GpuLowering
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.lowering import Lowering
 
@@ -55,11 +54,7 @@ def lower(lowering: Lowering, half: Half) -> None:
         groups, kind = _members(groups), ExchangeKind.ALL_GATHER
     elif _is_chain(groups):
         groups = tuple((i, i) for members in _members(groups) for i in members)
-    if isinstance(lowering, GpuLowering):
-        x = lowering.builder.carry(kind, value.x, groups, value.operands)
-    else:
-        (x,) = lowering.builder.call(kind, [value.x], [value.x.shape], groups, value.operands)
-    lowering.replace_flat([value.with_array(x)])
+    lowering.replace_flat([lowering.exchanged(kind, value, groups)])
 
 
 def _is_chain(pairs: Sequence[tuple[int, ...]]) -> bool:

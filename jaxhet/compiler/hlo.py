@@ -174,9 +174,8 @@ class Computation:
         self._by_id = {i.id: i for i in proto.instructions}  # in their order
         self._next_id = max(self._by_id, default=(proto.id << _ID_BITS) - 1) + 1
         self._shared: dict[Hashable, Instruction] = {}
-        # By operand, and by control predecessor; None until they are asked for.
-        self._users: _Links = None
-        self._waiting: _Links = None
+        self._users: _Links = None  # by operand; None until it is asked for
+        self._successors: dict[int, int] = {}  # of removed instructions, until `sort`
         self._changed = False
 
     @property
@@ -233,7 +232,6 @@ class Computation:
         self._by_id[new.id] = new
         self._changed = True
         _link(self._users, new, new.operand_ids)
-        _link(self._waiting, new, new.control_predecessor_ids)
         return new
 
     def add_copy(self, original: Instruction, operands: Sequence[Instruction]) -> Instruction:
@@ -307,18 +305,9 @@ class Computation:
 
     def remove(self, instruction: Instruction, successor: Instruction) -> None:
         """Removes an unused instruction; `successor` replaces it as a control predecessor."""
-        if self._waiting is None:
-            self._waiting = {}
-            for other in self.instructions:
-                _link(self._waiting, other, other.control_predecessor_ids)
         del self._by_id[instruction.id]
-        for other in list(self._waiting.get(instruction.id, ())):
-            kept = [i for i in other.control_predecessor_ids if i != instruction.id]
-            self.set_control_predecessors(
-                other, kept if other.id == successor.id else [*kept, successor.id]
-            )
+        self._successors[instruction.id] = successor.id
         _unlink(self._users, instruction, instruction.operand_ids)
-        _unlink(self._waiting, instruction, instruction.control_predecessor_ids)
         self._changed = True
 
     def add_control_predecessor(self, instruction: Instruction, predecessor: Instruction) -> None:
@@ -329,15 +318,13 @@ class Computation:
 
     def set_control_predecessors(self, instruction: Instruction, ids: Iterable[int]) -> None:
         """Makes an instruction wait for these, beside its operands."""
-        _unlink(self._waiting, instruction, instruction.control_predecessor_ids)
         instruction.control_predecessor_ids[:] = ids
         self._changed = True
-        _link(self._waiting, instruction, instruction.control_predecessor_ids)
 
     def replace(self, old: Instruction, new: Instruction) -> None:
         """Overwrites `old` with `new`, which has the same id; users of `old` now use `new`."""
         old.CopyFrom(new)
-        self._users, self._waiting, self._changed = None, None, True
+        self._users, self._changed = None, True
 
     def reshape(self, instruction: Instruction, shape: Shape) -> None:
         """Gives an instruction another shape."""
@@ -352,10 +339,15 @@ class Computation:
         del self.proto.instructions[:]
         self.proto.instructions.extend(self.instructions)
         self._by_id = {i.id: i for i in self.proto.instructions}
-        self._users, self._waiting, self._changed = None, None, False
+        self._users, self._changed = None, False
 
     def sort(self) -> None:
         """Puts predecessors first; otherwise keeps the order."""
+        for instruction in self._by_id.values() if self._successors else ():
+            if not self._successors.keys().isdisjoint(instruction.control_predecessor_ids):
+                ids = dict.fromkeys(map(self._present, instruction.control_predecessor_ids))
+                instruction.control_predecessor_ids[:] = [i for i in ids if i != instruction.id]
+        self._successors.clear()
         done: dict[int, Instruction] = {}
         for start in self._by_id:
             # Stack of instructions, each with the operands that were not visited yet.
@@ -372,6 +364,12 @@ class Computation:
                 else:
                     path[waiting] = self._waited_for(waiting, done)
         self._by_id = done
+
+    def _present(self, instruction_id: int) -> int:
+        """The instruction that took the place of a removed one, or the instruction itself."""
+        while instruction_id in self._successors:
+            instruction_id = self._successors[instruction_id]
+        return instruction_id
 
     def _waited_for(self, instruction_id: int, done: Container[int]) -> Iterator[int]:
         """Yields predecessors of an instruction, but not those that are `done` by then."""
@@ -440,6 +438,24 @@ class Module:
         self._new.append(computation)
         self.computations[computation.id] = computation
         return computation
+
+    def copy_computation(self, original: Computation) -> Computation:
+        """Adds a computation like another one; its collectives have channels of their own."""
+        place = [c.id for c in self.proto.computations].index(original.id)
+        self.proto.computations.insert(place, original.proto)
+        proto = self.proto.computations[place]
+        proto.name, proto.id = self.unique_name(original.proto.name), self._next_computation
+        self._next_computation += 1
+        del proto.instructions[:]
+        copy = self.computations[proto.id] = Computation(self, proto)
+        copies: dict[int, Instruction] = {}
+        for i in original.instructions:
+            copies[i.id] = copy.add_copy(i, [copies[o] for o in i.operand_ids])
+            before = [copies[p].id for p in i.control_predecessor_ids]
+            copy.set_control_predecessors(copies[i.id], before)
+        proto.root_id = copies[original.proto.root_id].id
+        copy.commit()
+        return copy
 
     def remove_computation(self, computation: Computation) -> None:
         """Removes a computation that has no caller any more."""

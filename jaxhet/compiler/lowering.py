@@ -5,18 +5,22 @@ two compilers have chosen around them. An array of g blocks is the blocks one af
 """
 
 import abc
+import collections
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxhet.compiler import arithmetic, codecs, hlo
+from jaxhet.compiler import arithmetic, codecs, hlo, order
 from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import proto as pb
 from jaxhet.compiler.arithmetic import Body
-from jaxhet.compiler.carrier import ExchangeBuilder
-from jaxhet.compiler.collectives import Collective
+from jaxhet.compiler.carrier import Exchange
+from jaxhet.compiler.collectives import Collective, Identity
+from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Half, Movement
 from jaxhet.compiler.groups import Groups
 from jaxhet.compiler.hlo import Instruction, Shape
+from jaxhet.compiler.options import Job, Options
 
 # Integer type -> wider type for sums and products, whose lower bits are the result.
 _NOT_REDUCED_BY_NCCL: dict[int, int] = {pb.S16: pb.S32, pb.U16: pb.U32}
@@ -53,10 +57,33 @@ Unpack = Callable[[Sequence[Value]], list[Value]]
 
 @dataclasses.dataclass(frozen=True)
 class Lowering(abc.ABC):
-    """The steps of one collective's decomposition."""
+    """The steps of one collective's decomposition.
+
+    Attributes:
+      collective: The collective.
+      name: Opcode, reducer and dimension of the collective.
+      algorithm: "flat", "hierarchical" or "direct".
+      note: Reason for the algorithm, for the user.
+      job: The job.
+      options: The user's options.
+      added: All exchanges of the module; new ones are appended.
+      codec: Codec of the collective; `codecs.fitting` says which operands it compresses.
+      wire: Codec and block of the exchanged data; "": operands without a codec.
+      plain_bytes: With `wire`, size of the operand before it is encoded.
+      half: The half of an exchange that the collective stands for; None: a whole exchange.
+    """
 
     collective: Collective
-    builder: ExchangeBuilder
+    name: str
+    algorithm: str
+    note: str
+    job: Job
+    options: Options
+    added: list[Exchange]
+    codec: str = ""
+    wire: str = ""
+    plain_bytes: int = 0
+    half: Half | None = None
 
     # Methods that differ between platforms.
 
@@ -96,6 +123,10 @@ class Lowering(abc.ABC):
     @abc.abstractmethod
     def all_to_all(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
         """Block i of each member's value to member i."""
+
+    @abc.abstractmethod
+    def exchanged(self, kind: ExchangeKind, value: Value, groups: Groups) -> Value:
+        """The result, of the value's size, of one exchange of the value."""
 
     @abc.abstractmethod
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
@@ -142,7 +173,7 @@ class Lowering(abc.ABC):
 
     def flatten(self, x: Instruction, number: int) -> Value:
         """The array in one dimension and a type that can be exchanged; `number`: the operand's."""
-        element_type, codec = x.shape.element_type, codecs.fitting(self.builder.codec, x.shape)
+        element_type, codec = x.shape.element_type, codecs.fitting(self.codec, x.shape)
         x = self._converted(x, arithmetic.carried_type(element_type))
         return Value(self.flat(x), element_type, (number,), codec)
 
@@ -210,6 +241,80 @@ class Lowering(abc.ABC):
             collective_device_list=hlo.device_list(groups),
             **fields,
         )
+
+    def exchange(
+        self,
+        start: Instruction,
+        kind: ExchangeKind,
+        values: Sequence[Value],
+        groups: Groups,
+        group_size: int,
+    ) -> Exchange:
+        """An exchange of values, and its record.
+
+        Args:
+          start: The instruction that starts it.
+          kind: Pattern of its movement.
+          values: Its operands.
+          groups: Indices of `Collective.rank_of`; for a permute, pairs of source and target.
+          group_size: Number of rows of a result, at least the size of the largest group.
+        """
+        collective, half = self.collective, self.half
+        identities = tuple(collective.identities[i] for v in values for i in v.operands)
+        shapes = [v.x.shape for v in values]
+        ranks = groups_lib.map_groups(groups, collective.rank_of)
+        path = order.for_people(identities[0].path)
+        source = self.c.module.location(self.instruction, path)
+        if len(identities) > 1:
+            source += f" and {len(identities) - 1} more"
+        receivers = self._most_receivers(kind, ranks)
+        parts = len(ranks[0]) if kind == ExchangeKind.ALL_TO_ALL else 1
+        sent = sum(map(hlo.num_bytes, shapes))
+        moved = 0 if half is not None and half.is_finish else sent
+        spec = ExchangeSpec(
+            Call(self.job.session),
+            Movement(
+                kind=kind,
+                ranks=groups_lib.padded(ranks, group_size),
+                group_size=group_size,
+                deadline_ms=self.options.deadline_ms,
+                handle=half.key if half else 0,
+                is_finish=half is not None and half.is_finish,
+                handle_bytes=sent if half else 0,
+            ),
+            collective=self.name,
+            algorithm=self.algorithm,
+            num_operands=len(self.instruction.operand_ids),
+            shapes=",".join(map(hlo.shape_text, shapes)),
+            groups=ranks,
+            digest=_digest(identities),
+            source=" ".join(source.replace('"', "'").split()),
+            note=self.note,
+            num_bytes=-(-moved * receivers // parts),
+            num_collectives=len(identities),
+            is_pipelined=collective.is_pipelined,
+            wire=self.wire,
+            plain_bytes=-(-self.plain_bytes * receivers // parts),
+        )
+        is_gather = self.instruction.opcode == "all-gather"
+        return Exchange(self.c, start, spec, identities, is_gather, collective.is_early)
+
+    def _most_receivers(self, kind: ExchangeKind, ranks: Groups) -> int:
+        """Largest number of ranks on other islands to which one rank sends."""
+        islands = self.job.islands
+        if kind == ExchangeKind.PERMUTE:
+            crossing = [s for s, t in ranks if islands[s] != islands[t]]
+            return max(collections.Counter(crossing).values(), default=0)
+        return max(
+            sum(islands[other] != islands[rank] for other in group)
+            for group in ranks
+            for rank in group
+        )
+
+
+def _digest(identities: Sequence[Identity]) -> str:
+    text = "\n".join(map(str, identities))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def present_rows(lowering: Lowering, groups: Groups) -> tuple[Instruction, ...]:

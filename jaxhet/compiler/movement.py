@@ -36,12 +36,12 @@ def all_gather(lowering: Lowering, split: Split | None) -> None:
 
 
 def _gather_over_islands(lowering: Lowering, value: Value, split: Split) -> Value:
-    first = len(lowering.builder.added)
+    first = len(lowering.added)
     (rows,) = wire.all_gather(lowering, [value], split.rails)
     if split.local_size == 1:
         return reorder.reordered(lowering, rows, _by_rail(split))
     whole = lowering.local("all-gather", rows, rows.size * split.local_size, split.local)
-    lowering.builder.added[first].gathers.append(whole.x)
+    lowering.added[first].gathers.append(whole.x)
     return reorder.reordered(lowering, whole, _by_rail(split))
 
 
@@ -65,13 +65,13 @@ def reduce_scatter(lowering: Lowering, opcode: str, split: Split | None) -> None
 def _scatter_over_islands(lowering: Lowering, value: Value, opcode: str, split: Split) -> Value:
     """The combined block of each rank, out of the blocks of all members."""
     value = reorder.reordered(lowering, value, _inverse(_by_rail(split)))
-    first = len(lowering.builder.added)
+    first = len(lowering.added)
     if split.local_size > 1:
         size = value.size // split.local_size
         value = lowering.local("reduce-scatter", value, size, split.local, opcode)
     (result,) = wire.reduce_scatter(lowering, [value], split.rails, opcode)
     if split.local_size > 1:
-        lowering.builder.added[first].scatters.append(value.x)
+        lowering.added[first].scatters.append(value.x)
     return result
 
 
@@ -83,12 +83,12 @@ def _scatter_to_islands(lowering: Lowering, value: Value, opcode: str, split: Sp
     value = reorder.reordered(lowering, value, [block_of[island] for island in range(islands)])
     dims = [islands, local_size, value.size // (islands * local_size)]
     value = reorder.transposed(lowering, value, dims, [1, 0, 2])
-    first = len(lowering.builder.added)
+    first = len(lowering.added)
     shard = lowering.local("reduce-scatter", value, value.size // local_size, split.local, opcode)
     (result,) = wire.reduce_scatter(lowering, [shard], split.rails, opcode)
     whole = lowering.local("all-gather", result, result.size * local_size, split.local)
-    lowering.builder.added[first].scatters.append(shard.x)
-    lowering.builder.added[first].gathers.append(whole.x)
+    lowering.added[first].scatters.append(shard.x)
+    lowering.added[first].gathers.append(whole.x)
     return whole
 
 
@@ -132,7 +132,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
         return rows.joined
     by_rail = _by_rail(split)
     value = reorder.reordered(lowering, value, _inverse(by_rail))  # [rail, island] of the receiver
-    first = len(lowering.builder.added)
+    first = len(lowering.added)
     islands, local_size = split.num_islands, split.local_size
     if local_size > 1:
         value = lowering.local_all_to_all(value, split.local)
@@ -142,7 +142,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
     value = reorder.transposed(lowering, value, [local_size, islands, size], [1, 0, 2])
     (rows,) = lowering.all_to_all([value], split.rails)
     if local_size > 1:
-        lowering.builder.added[first].scatters.append(scattered.x)
+        lowering.added[first].scatters.append(scattered.x)
     assert split.places is not None
     order = [island * local_size + rail for island, rail in split.places]
     return reorder.reordered(lowering, rows.joined, order)
@@ -189,7 +189,7 @@ def broadcast(lowering: Lowering) -> None:
 
 def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Value:
     """One exchange for each island that receives the value: a source has one target in each."""
-    collective, islands = lowering.collective, lowering.builder.job.islands
+    collective, islands = lowering.collective, lowering.job.islands
     local: list[tuple[int, ...]] = []
     pairs: dict[int, list[tuple[int, int]]] = {}  # by number of the island in its group
     for group in groups:

@@ -142,8 +142,7 @@ def _exchanged[T](
     """Exchanges values, some of them encoded. The plan has the codec and the original size."""
     (codec,) = {value.codec for value in values} - {""}
     num_bytes = sum(hlo.num_bytes(value.x.shape) for value in values)
-    builder = dataclasses.replace(lowering.builder, wire=CODECS[codec].text, plain_bytes=num_bytes)
-    on_way = dataclasses.replace(lowering, builder=builder)
+    on_way = dataclasses.replace(lowering, wire=CODECS[codec].text, plain_bytes=num_bytes)
     return exchange(on_way, [_encoded(lowering, v, num_rows) if v.codec else v for v in values])
 
 
@@ -210,7 +209,7 @@ def _cut(lowering: Lowering, x: Instruction, value: Value, count: int, size: int
         x = lowering.shaped(x, [count, padded])
         x = lowering.loop([x], lambda c, x: codecs.slice_last(c, x, 0, size))
     x = lowering.shaped(x, [count * size])
-    if lowering.builder.job.is_gpu and x.shape.element_type != pb.F32:
+    if lowering.job.is_gpu and x.shape.element_type != pb.F32:
         x = lowering.c.add("opt-barrier", x.shape, [x])  # or XLA may skip the rounding
     return value.with_array(x)
 

@@ -19,8 +19,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from jaxhet import _session, _set_up
-from jaxhet._jax import programs
-from jaxhet.compiler import PROGRAM_ATTRIBUTE
 from jaxhet.testing import serve
 
 _noted: list[str] = []  # programs that this process has
@@ -40,29 +38,27 @@ def _share(request: dict[str, Any]) -> None:
     placed = config.placed(session.process, config.num_processes or 0)
     shared: Any = _set_up._shared(placed, membership)
     own.shared = shared
-    compiling, put = shared.compiling, shared._put
+    compiling, put, load = shared.compiling, shared._put, shared._load
 
     def noted(among: tuple[int, ...], key: str) -> Any:
         _noted.append(key)
         return compiling(among, key)
 
-    def fetch(among: tuple[int, ...], key: str, load: Any) -> Any:
-        found, serialized = own.fetch(among, key, load)
-        if found is not None:
-            _loaded.append(key)
-        return found, serialized
+    def loaded(this: Any, *args: Any) -> Any:
+        if (found := load(this, *args)) is not None:
+            _loaded.append(this.key)
+        return found
 
     def hit(event: str, **more: Any) -> None:
         del more
         if event == "/jax/compilation_cache/cache_hits":
             _cached.append(event)
 
-    shared.compiling = noted
+    shared.compiling, shared._load = noted, loaded
     if request.get("spoils") == session.process:
         shared._put = lambda key, content: put(key, content[:1] + b"?" + content[1:])
     jax.monitoring.register_event_listener(hit)
-    attribute = PROGRAM_ATTRIBUTE
-    programs.Sharer(session.process, shared, fetch, attribute, own.is_described).install()
+    own.share()
 
 
 @custom_partitioning

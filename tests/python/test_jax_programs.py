@@ -1,9 +1,7 @@
 """The parts of JAX that `_jax/programs.py` relies on: a new JAX that changes them fails here."""
 
-import contextlib
 import threading
-import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -164,119 +162,6 @@ def _mark_all(module: Any) -> None:
         return result
 
     module.lower_jaxpr_to_module = with_two
-
-
-# Executables that processes share; with real ones: tests/multiprocess/test_shared_executables.py.
-
-
-class _Shared:
-    """Processes 0 and 1 share all programs; the messages of process 0 are noted."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def among(self, processes: Collection[int]) -> tuple[int, ...]:
-        return (0, 1) if len(processes) > 1 else ()
-
-    @contextlib.contextmanager
-    def compiling(self, among: tuple[int, ...], key: str) -> Iterator[None]:
-        self.told.append(("begin", among, key))
-        yield
-        self.told.append(("end",))
-
-    def give(self, key: str, executable: bytes) -> None:
-        self.told.append(("give", key, executable))
-
-    def refuse(self, key: str, why: str) -> None:
-        self.told.append(("refuse", key, why))
-
-
-def _compile(
-    monkeypatch: pytest.MonkeyPatch, serialize: Callable[[Any], bytes], process: int = 0
-) -> list[tuple[Any, ...]]:
-    """Compiles a program of two processes with a backend that serializes so."""
-    shared = _Shared()
-    lowered = jax.jit(jnp.sin).lower(jnp.ones(3))
-    monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *args: "executable")
-    programs.Sharer(process, shared, lambda *which: (None, None), "program", bool).install()
-    devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
-    backend = types.SimpleNamespace(serialize_executable=serialize)
-    found = compiler.compile_or_get_cached(  # type: ignore[call-arg]
-        backend, lowered.compiler_ir("stablehlo"), devices, options
-    )
-    assert found == "executable"
-    return shared.told
-
-
-def test_executable_is_offered_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = _compile(monkeypatch, lambda executable: f"bytes of {executable}".encode())
-    key = told[0][2]
-    begin = ("begin", (0, 1), key)
-    assert told == [begin, ("give", key, b"bytes of executable"), ("end",)]
-    told = _compile(monkeypatch, lambda executable: b"", process=1)
-    assert told == [begin, ("end",)]
-
-
-def test_others_get_an_executable_before_the_cache_writes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shared = _Shared()
-    module = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir("stablehlo")
-
-    def compile_and_write(*args: Any) -> str:
-        found = compiler.backend_compile_and_load(*args, None)
-        shared.told.append(("written",))
-        return found
-
-    monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
-    monkeypatch.setattr(compiler, "compile_or_get_cached", compile_and_write)
-    programs.Sharer(0, shared, lambda *which: (None, None), "program", bool).install()
-    backend = types.SimpleNamespace(serialize_executable=str.encode)
-    devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
-    compiler.compile_or_get_cached(backend, module, devices, options)  # type: ignore[call-arg]
-    assert [each[0] for each in shared.told] == ["begin", "give", "written", "end"]
-    assert shared.told[1][2] == b"executable"
-
-
-def test_program_runs_where_its_executable_cannot_be_serialized(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def serialize(executable: Any) -> bytes:
-        raise RuntimeError(f"{executable} has no serialization")
-
-    told = _compile(monkeypatch, serialize)
-    assert told[1][0] == "refuse"
-    assert told[1][2] == "can't send it: executable has no serialization"
-
-
-def _module_of(function: Callable[..., Any]) -> Any:
-    """The module of a program of two devices."""
-    mesh = jax.sharding.AbstractMesh((2,), ("x",))
-    x = jax.ShapeDtypeStruct((4, 2), "float32", sharding=NamedSharding(mesh, P("x")))
-
-    def program(x: jax.Array) -> Any:
-        return function(x)
-
-    lowered = jax.jit(program).trace(x).lower(lowering_platforms=("cpu",))
-    return lowered.compiler_ir("stablehlo")
-
-
-def _key_of(function: Callable[..., Any], **options: bool) -> str:
-    build = compiler.get_compile_options(num_replicas=1, num_partitions=2)
-    build.env_option_overrides = [*options.items()]
-    devices = np.array([types.SimpleNamespace(id=i) for i in range(2)])
-    key = programs._key(_module_of(function), devices, build, is_described=True)
-    assert key is not None
-    return key
-
-
-def test_key_of_a_program_is_that_of_its_module_and_options() -> None:
-    key = _key_of(lambda x: x + 1)
-    assert _key_of(lambda x: x + 1) == key  # at another place of the source
-    assert _key_of(lambda x: x + 2) != key
-    assert _key_of(lambda x: x + 1, xla_gpu_enable_latency_hiding_scheduler=True) != key
 
 
 def test_sharding_of_xla_is_told_by_its_tiles_and_devices() -> None:

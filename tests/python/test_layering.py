@@ -62,6 +62,7 @@ _PYTHON_DOORS = {
         "tests/python/test_compiler_settings.py",
         "tests/python/test_jax_programs.py",
         "tests/python/test_jax_replacements.py",
+        "tests/python/test_shared_programs.py",
         "tests/python/test_topology_mirror.py",
     ),
     "jaxlib": ("jaxhet/_jax/compat.py", "jaxhet/_jax/jaxlib.py", "tests/python/compiler/"),
