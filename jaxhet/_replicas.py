@@ -112,17 +112,22 @@ def check_replicas(
     differences: list[ReplicaDifference] = []
     for mesh, group in _by_mesh(replicated, values).items():
         raw = {i: _plain(values[i]) for i in group}
+        specs = [_spec(value) for value in raw.values()]
         # np.asarray waits for one device only: another one may be under way at jaxhet.shutdown.
-        digests = np.asarray(jax.block_until_ready(_digests(mesh, list(raw.values()))))
+        digests = np.asarray(
+            jax.block_until_ready(_digest_program(mesh, tuple(specs))(*raw.values()))
+        )
         others = {
             i: ranks
-            for place, i in enumerate(group)
-            if (ranks := _others(mesh, _spec(raw[i]), digests[:, place]))
+            for place, (i, spec) in enumerate(zip(group, specs, strict=True))
+            if (ranks := _others(mesh, spec, digests[:, place]))
         }
         if not others:
             continue
         sync = on_difference == "sync"
-        firsts, largest = _from_first(mesh, [raw[i] for i in others], keeps=sync)
+        wrong = [raw[i] for i in others]
+        firsts, found = _first_program(mesh, tuple(map(_spec, wrong)), sync)(*wrong)
+        largest = np.asarray(found)
         for number, (i, ranks) in enumerate(others.items()):
             islands = _names_of(mesh.devices.flat[rank] for rank in ranks)
             differences.append(ReplicaDifference(names[i], islands, float(largest[number])))
@@ -231,15 +236,23 @@ def _as(like: jax.Array, plain: jax.Array) -> jax.Array:
 # --- digests ---
 
 
-def _digests(mesh: Mesh, values: Sequence[jax.Array]) -> jax.Array:
-    """Digests of each device's shards, in the order of the mesh: uint32 [devices, leaves, 2]."""
-    return _digest_program(mesh, tuple(map(_spec, values)))(*values)
+def _themselves(*shards: jax.Array) -> Sequence[jax.Array]:
+    return shards
 
 
 @functools.lru_cache(maxsize=32)
-def _digest_program(mesh: Mesh, specs: tuple[P, ...]) -> Callable[..., Any]:
+def _digest_program(
+    mesh: Mesh,
+    specs: tuple[P, ...],
+    function: Callable[..., Sequence[jax.Array]] = _themselves,
+) -> Callable[..., Any]:
+    """Program that gives digests of arrays that a function computes of each device's shards.
+
+    They are in the order of the mesh: uint32 [devices, arrays, 2].
+    """
+
     def digests(*shards: jax.Array) -> jax.Array:
-        rows = jnp.stack([digest(x) for x in shards])
+        rows = jnp.stack([digest(x) for x in function(*shards)])
         return jax.lax.all_gather(rows, mesh.axis_names)
 
     return jit(jax.shard_map(digests, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False))
@@ -315,17 +328,13 @@ def _others(mesh: Mesh, spec: P, digests: np.ndarray) -> list[int]:
 # --- the first replica ---
 
 
-def _from_first(
-    mesh: Mesh, values: Sequence[jax.Array], keeps: bool
-) -> tuple[Sequence[jax.Array], np.ndarray]:
-    """Largest difference from the first replica, by leaf; with `keeps`, its bits everywhere too."""
-    specs = tuple(map(_spec, values))
-    firsts, largest = _first_program(mesh, specs, keeps)(*values)
-    return firsts, np.asarray(largest)
-
-
 @functools.lru_cache(maxsize=32)
 def _first_program(mesh: Mesh, specs: tuple[P, ...], keeps: bool) -> Callable[..., Any]:
+    """Program that gives the largest difference of each array from its first replica.
+
+    With `keeps`, it gives the first replica's bits everywhere too.
+    """
+
     def compared(*shards: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         firsts = [_first(x, _replica_axes(mesh, s)) for x, s in zip(shards, specs, strict=True)]
         pairs = zip(shards, firsts, strict=True)
@@ -413,7 +422,7 @@ def _arithmetic_differences() -> tuple[str, ...]:
     x = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     everywhere = NamedSharding(mesh, P())
     shared = jax.make_array_from_callback(x.shape, everywhere, lambda index: x[index])
-    found = np.asarray(jax.block_until_ready(_probe(mesh)(shared)))
+    found = np.asarray(jax.block_until_ready(_digest_program(mesh, (P(),), _probed)(shared)))
     others: dict[str, list[str]] = {}
     for rank in range(1, len(devices)):
         for number, name in enumerate(_PROBES):
@@ -443,10 +452,5 @@ _PROBES: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-@functools.lru_cache(maxsize=4)
-def _probe(mesh: Mesh) -> Callable[..., Any]:
-    def probe(x: jax.Array) -> jax.Array:
-        rows = jnp.stack([digest(function(x)) for function in _PROBES.values()])
-        return jax.lax.all_gather(rows, mesh.axis_names)
-
-    return jit(jax.shard_map(probe, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+def _probed(x: jax.Array) -> Sequence[jax.Array]:
+    return [function(x) for function in _PROBES.values()]

@@ -255,7 +255,7 @@ class Lowering(abc.ABC):
         Args:
           start: The instruction that starts it.
           kind: Pattern of its movement.
-          values: Its operands.
+          values: Operands.
           groups: Indices of `Collective.rank_of`; for a permute, pairs of source and target.
           group_size: Number of rows of a result, at least the size of the largest group.
         """
