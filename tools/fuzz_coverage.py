@@ -15,27 +15,24 @@ from collections.abc import Iterator
 _LEAST = 0.95
 # Functions that read bytes of peers or check what these say, by file of the engine.
 CPP = {
-    "base/take.h": "Take",
+    "base/checked.h": "Take",
     "net/socket/control_channel.cc": "Parse|ReadMore|Next",
     "engine/common/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
     "engine/common/wire.h": "TakeInfo",
     "engine/control/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
     "engine/progress_engine.cc": "OnMessage",
-    "engine/host/open_exchanges.cc": "OnStart|Meet",
-    "engine/host/open_exchanges_checks.cc": "CheckLeft|CheckStart|CheckRanks",
-    "engine/control/peer.cc": "Received",
+    "engine/host/open_exchanges.cc": "OnStart|Meet|CheckLeft|CheckStart|CheckRanks",
+    "engine/control/peer_table.cc": "Received",
     "engine/common/plans.cc": "Add",
     "engine/device/channel_setup.cc": ("Handle|Open|Accept|Prove|Expect|IsAllowed|Find"),
     "net/connection.h": "Reserve",
-    "net/socket/records.cc": "Take|OpenNext|Room",
-    "net/seal.cc": "OpenNext",
+    "net/seal.cc": "Take|OpenNext|Room",
     "net/socket/socket_connection.cc": "Accept|OnMessage|Receive|OnConfirmed|OnLeftByPeer",
-    "transport/pull.cc": "ParseSegments|OnMessage|Begin",
     "transport/shared_memory.cc": "SharedMemory",
-    "transport/process_vm/process_vm.cc": "Accept|ReadState",
+    "transport/process_vm/process_vm.cc": "ParseSegments|OnMessage|Begin|Accept|ReadState",
     "transport/device_channel/device_channel.cc": "CheckSlotBytes",
     "transport/device_channel/shared_channels.cc": (
-        "Open(Local|Ipc|Host)Channel|CheckSame.*|ParseSharedChannelInfo|OpenOperands"
+        "Open|CheckPlace|ParseSharedChannelInfo|OpenOperands"
     ),
     "transport/device_channel/socket_channel.cc": "Open|AcceptOffers",
     "transport/device_channel/lane_channel.cc": (
@@ -44,8 +41,7 @@ CPP = {
     "transport/device_channel/verbs_channel.cc": "Open",
     "transport/device_channel/fd_mailbox.cc": "Take|TakeFds",
     "net/verbs/verbs_connection.cc": "Drain|Reserve",
-    "net/verbs/link.cc": "OnImmediate",
-    "net/verbs/link_setup.cc": "Accept|SetUpNicPair",
+    "net/verbs/link.cc": "OnImmediate|Accept|SetUpNicPair",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

@@ -16,7 +16,7 @@
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/engine/host/sibling_starts.h"
+#include "xla_plugin/engine/host/open_exchanges.h"
 
 // Threads that are inside the engine while another one closes it, and what the close waits for.
 namespace jaxhet::testing {

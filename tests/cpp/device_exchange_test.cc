@@ -7,8 +7,8 @@
 #include "tests/cpp/device_world.h"
 #include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
+#include "xla_plugin/transport/device_channel/lane.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
-#include "xla_plugin/transport/device_channel/proxy.h"
 
 // Exchanges between devices, on the device that every machine has: the host's memory.
 namespace jaxhet::testing {

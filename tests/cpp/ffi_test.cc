@@ -11,7 +11,7 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/engine/registry.h"
+#include "xla_plugin/engine/engine.h"
 
 // The handlers of XLA's FFI, called without XLA. Where the engine can't be found, every exception
 // is an error that they return. One that crossed XLA's C interface would end the process.

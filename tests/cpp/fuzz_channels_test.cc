@@ -23,7 +23,6 @@
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/device/channel_setup.h"
-#include "xla_plugin/net/socket/data_socket.h"
 #include "xla_plugin/net/socket/socket.h"
 #include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/nics.h"
@@ -31,7 +30,6 @@
 #include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/device_channel/lane.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
-#include "xla_plugin/transport/device_channel/proxy.h"
 
 // Offers, answers and messages of channels between devices.
 namespace jaxhet::testing {
@@ -54,9 +52,7 @@ struct End {
     setup.keys.push_back(std::move(keys));
     lane = std::make_shared<Lane>(
         Lane::Messages{std::move(its_messages), {}}, [](std::string_view /*what*/) {},
-        [&setup](ConnectionHost& host) {
-          return std::make_unique<sockets::SocketConnection>(std::move(setup), host);
-        });
+        [&setup](ConnectionHost& host) { return sockets::OpenSockets(std::move(setup), host); });
   }
 
   ChannelSetup Setup() {
@@ -138,7 +134,7 @@ void OpenOffer(std::string_view input) {
                           "xla_plugin/transport/device_channel/shared_channels.cc",
                           "xla_plugin/transport/shared_memory.cc",
                           "xla_plugin/transport/device_channel/verbs_channel.cc",
-                          "xla_plugin/net/verbs/link_setup.cc"},
+                          "xla_plugin/net/verbs/link.cc"},
                .seeds = &OfferSeeds,
                .run = &OpenOffer});
 

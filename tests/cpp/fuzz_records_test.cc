@@ -76,11 +76,10 @@ void ReadRecords(std::string_view input) {
   }
 }
 
-[[maybe_unused]] const bool added_records =
-    AddFuzzer({.name = "records",
-               .covers = {"xla_plugin/net/socket/records.cc", "xla_plugin/net/seal.cc"},
-               .seeds = &RecordSeeds,
-               .run = &ReadRecords});
+[[maybe_unused]] const bool added_records = AddFuzzer({.name = "records",
+                                                       .covers = {"xla_plugin/net/seal.cc"},
+                                                       .seeds = &RecordSeeds,
+                                                       .run = &ReadRecords});
 
 }  // namespace
 }  // namespace jaxhet::testing

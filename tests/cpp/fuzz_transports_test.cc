@@ -14,7 +14,6 @@
 #include "tests/cpp/fuzz.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/net/socket/data_socket.h"
 #include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/net/verbs/wire.h"
@@ -45,14 +44,14 @@ struct OwnTransfer {
 
 TransportSetup SetupWith(const MemoryState& state, verbs::Nics& nics) {
   return {.same_host = true,
-          .chunk_bytes = kChunkBytes,
-          .path_timeout = std::chrono::seconds(1),
-          .control_fd = -1,
           .memory_state = &state,
           .nics = &nics,
-          .data_fds = {},
-          .data_keys = {},
-          .encryption = Encryption::kOff};
+          .encryption = Encryption::kOff,
+          .sockets = {.control_fd = -1,
+                      .data = {},
+                      .keys = {},
+                      .chunk_bytes = kChunkBytes,
+                      .path_timeout = std::chrono::seconds(1)}};
 }
 
 // State that our end and a sound peer of this process share; lives as long as the process.
@@ -134,11 +133,11 @@ std::vector<std::string> PullSeeds() {
           Script().Add(offer).Add(halves).Add("").Add(receipt).text};
 }
 
-[[maybe_unused]] const bool added_pull = AddFuzzer(
-    {.name = "process_vm",
-     .covers = {"xla_plugin/transport/pull.cc", "xla_plugin/transport/process_vm/process_vm.cc"},
-     .seeds = &PullSeeds,
-     .run = [](std::string_view input) { Play("process_vm", input); }});
+[[maybe_unused]] const bool added_pull =
+    AddFuzzer({.name = "process_vm",
+               .covers = {"xla_plugin/transport/process_vm/process_vm.cc"},
+               .seeds = &PullSeeds,
+               .run = [](std::string_view input) { Play("process_vm", input); }});
 
 // --- verbs: offers ---
 
@@ -149,7 +148,7 @@ std::vector<std::string> VerbsSeeds() {
 
 [[maybe_unused]] const bool added_verbs =
     AddFuzzer({.name = "verbs",
-               .covers = {"xla_plugin/net/verbs/link_setup.cc"},
+               .covers = {"xla_plugin/net/verbs/link.cc"},
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
 
@@ -179,13 +178,12 @@ void PlaySocket(std::string_view input) {
     data.push_back(std::move(first));
     theirs.push_back(std::move(second));
   }
-  const auto connection = std::make_unique<sockets::SocketConnection>(
-      sockets::SocketSetup{.control_fd = -1,
-                           .data = std::move(data),
-                           .keys = std::vector<SealKeys>(2),
-                           .chunk_bytes = kChunkBytes,
-                           .path_timeout = std::chrono::seconds(1)},
-      host);
+  const auto connection = sockets::OpenSockets({.control_fd = -1,
+                                                .data = std::move(data),
+                                                .keys = std::vector<SealKeys>(2),
+                                                .chunk_bytes = kChunkBytes,
+                                                .path_timeout = std::chrono::seconds(1)},
+                                               host);
   EXPECT_FALSE(connection->Offer().empty());
   connection->Accept(reader.TakeSized());
   host.Add(own.transfer);
@@ -250,10 +248,10 @@ TEST(FuzzTransportsTest, SocketWhoseBufferIsFullHoldsUpOnlyItsOwnChunk) {
                              .path_timeout = std::chrono::seconds(1)};
   setup.data.push_back(std::move(first));
   setup.data.push_back(std::move(full));
-  sockets::SocketConnection connection(std::move(setup), host);
-  connection.Accept(connection.Offer());
-  connection.Begin(own.transfer, {});
-  while (connection.Advance()) {
+  const auto connection = sockets::OpenSockets(std::move(setup), host);
+  connection->Accept(connection->Offer());
+  connection->Begin(own.transfer, {});
+  while (connection->Advance()) {
   }
   int num_bytes = 0;
   EXPECT_EQ(ioctl(theirs.get(), FIONREAD, &num_bytes), 0);

@@ -73,14 +73,10 @@ class End {
   Host host_;
   Bytes copied_;
   TransportSetup setup_{.same_host = true,
-                        .chunk_bytes = 4'096,
-                        .path_timeout = std::chrono::seconds(1),
-                        .control_fd = -1,
                         .memory_state = &state_,
                         .nics = nullptr,
-                        .data_fds = {},
-                        .data_keys = {},
-                        .encryption = Encryption::kOff};
+                        .encryption = Encryption::kOff,
+                        .sockets = {}};
   std::unique_ptr<Connection> connection_ = OpenProcessVm(setup_, host_);
 };
 

@@ -1,3 +1,5 @@
+#include "xla_plugin/net/seal.h"
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -9,7 +11,6 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/net/socket/records.h"
 
 // Attacks on sealed records by somebody between two hosts.
 namespace jaxhet::testing {

@@ -8,7 +8,6 @@
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
-#include "xla_plugin/net/verbs/gid.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/net/verbs/wire.h"
 

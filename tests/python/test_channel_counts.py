@@ -20,9 +20,9 @@ _SIZES = (8, 16, 64, 256, 1024)
 _TRANSPORTS = "xla_plugin/transport/device_channel"
 _SOURCES = (
     f"{_TRANSPORTS}/device_channel.h",
-    f"{_TRANSPORTS}/channel_arena.cc",
+    f"{_TRANSPORTS}/device_channel.cc",
     f"{_TRANSPORTS}/lane_channel.cc",
-    f"{_TRANSPORTS}/proxy.h",
+    f"{_TRANSPORTS}/lane.h",
 )
 _MESSAGES_OF_PAIR = 5  # sent by a rank: ChannelStep has them
 

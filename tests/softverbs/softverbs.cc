@@ -8,7 +8,7 @@
 
 #include "tests/softverbs/library/control.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/function.h"
+#include "xla_plugin/base/library.h"
 
 namespace jaxhet::testing {
 namespace {

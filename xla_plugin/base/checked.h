@@ -2,11 +2,26 @@
 #define XLA_PLUGIN_BASE_CHECKED_H_
 
 #include <cstddef>
+#include <cstring>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
 
 namespace jaxhet {
+
+// Removes a T from the front of `text`. Throws TransportError, which calls the text `what`, if it
+// is too short.
+template <typename T>
+T Take(std::string_view& text, std::string_view what) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T info{};
+  if (text.size() < sizeof info) Throw(ErrorCode::kTransport, what, " is cut");
+  std::memcpy(&info, text.data(), sizeof info);
+  text.remove_prefix(sizeof info);
+  return info;
+}
 
 // A narrowing that must not change the value; throws UsageError if it would.
 template <typename To, typename From>

@@ -16,7 +16,7 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/fd.h"
-#include "xla_plugin/base/function.h"
+#include "xla_plugin/base/library.h"
 #include "xla_plugin/base/strings.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"

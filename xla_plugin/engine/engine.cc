@@ -6,20 +6,32 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <map>
+#include <mutex>
 
 #include "xla_plugin/base/checked.h"
+#include "xla_plugin/base/error.h"
 #include "xla_plugin/base/thread.h"
 
 namespace jaxhet {
-
-using std::chrono::milliseconds;
-
 namespace {
 
 constexpr size_t kReservedFds = size_t{1} << 14;
 constexpr std::chrono::seconds kLaggardsTimeout{10};
 
+struct Table {
+  std::mutex mutex;
+  std::map<int64_t, std::weak_ptr<Engine>> engines;
+};
+
+Table& TheTable() {
+  static auto* const table = new Table;  // outlives every thread
+  return *table;
+}
+
 }  // namespace
+
+using std::chrono::milliseconds;
 
 Engine::Engine(int process, int num_processes, const Options& options)
     : pid_(getpid()),
@@ -402,6 +414,27 @@ void Engine::CloseCore() {
 void Engine::AbandonInChild() {
   keep_alive_ = shared_from_this();
   for (const int fd : inherited_fds_) close(fd);
+}
+
+void RegisterEngine(int64_t session, const std::shared_ptr<Engine>& engine) {
+  Table& table = TheTable();
+  const std::lock_guard lock(table.mutex);
+  std::erase_if(table.engines, [](const auto& entry) { return entry.second.expired(); });
+  if (!table.engines.try_emplace(session, engine).second) {
+    Throw(ErrorCode::kUsage, "session ", session, " has an engine already");
+  }
+}
+
+std::shared_ptr<Engine> FindEngine(int64_t session) {
+  Table& table = TheTable();
+  const std::lock_guard lock(table.mutex);
+  const auto found = table.engines.find(session);
+  std::shared_ptr<Engine> engine = found == table.engines.end() ? nullptr : found->second.lock();
+  if (!engine) {
+    Throw(ErrorCode::kUsage, "the program was compiled for session ", session,
+          ", which has ended. Call jax.clear_caches() after jaxhet.shutdown().");
+  }
+  return engine;
 }
 
 }  // namespace jaxhet

@@ -26,8 +26,7 @@
 #include "xla_plugin/engine/common/flight_recorder.h"
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/options.h"
-#include "xla_plugin/engine/control/peer.h"
-#include "xla_plugin/engine/control/roster.h"
+#include "xla_plugin/engine/control/peer_table.h"
 #include "xla_plugin/engine/device/channel_setup.h"
 #include "xla_plugin/engine/device/device_engine.h"
 #include "xla_plugin/engine/device/device_rank.h"
@@ -187,6 +186,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   mutable std::mutex devices_mutex_;
   std::shared_ptr<DeviceEngine> devices_;  // from OpenDevices to Close; under devices_mutex_
 };
+
+// The table of live engines, by session. It is global because a compiled program can name its
+// engine by a number only.
+void RegisterEngine(int64_t session, const std::shared_ptr<Engine>& engine);
+// Throws UsageError if it does not exist (any more).
+std::shared_ptr<Engine> FindEngine(int64_t session);
 
 }  // namespace jaxhet
 

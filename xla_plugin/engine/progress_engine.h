@@ -14,8 +14,6 @@
 #include "xla_plugin/engine/common/flight_recorder.h"
 #include "xla_plugin/engine/common/messages.h"
 #include "xla_plugin/engine/common/options.h"
-#include "xla_plugin/engine/control/negotiation.h"
-#include "xla_plugin/engine/control/peer.h"
 #include "xla_plugin/engine/control/peer_table.h"
 #include "xla_plugin/engine/device/device_engine.h"
 #include "xla_plugin/engine/host/open_exchanges.h"

@@ -8,7 +8,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/engine/registry.h"
+#include "xla_plugin/engine/engine.h"
 
 namespace jaxhet {
 namespace {

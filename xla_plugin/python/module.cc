@@ -22,7 +22,7 @@
 
 #include "xla_plugin/base/exit_code.h"
 #include "xla_plugin/device/device.h"
-#include "xla_plugin/engine/registry.h"
+#include "xla_plugin/engine/engine.h"
 #include "xla_plugin/ffi/handlers.h"
 #include "xla_plugin/net/seal.h"
 #include "xla_plugin/net/verbs/nics.h"

@@ -1,7 +1,6 @@
 #include <array>
 #include <utility>
 
-#include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/transport/process_vm/process_vm.h"
 #include "xla_plugin/transport/transport.h"
@@ -11,18 +10,12 @@ namespace jaxhet {
 namespace {
 
 std::unique_ptr<Connection> OpenSocket(TransportSetup& setup, ConnectionHost& host) {
-  return std::make_unique<sockets::SocketConnection>(
-      sockets::SocketSetup{.control_fd = setup.control_fd,
-                           .data = std::move(setup.data_fds),
-                           .keys = std::move(setup.data_keys),
-                           .chunk_bytes = setup.chunk_bytes,
-                           .path_timeout = setup.path_timeout},
-      host);
+  return sockets::OpenSockets(std::move(setup.sockets), host);
 }
 
 std::unique_ptr<Connection> OpenVerbs(TransportSetup& setup, ConnectionHost& host) {
   RefuseSealing(setup.encryption);
-  return std::make_unique<verbs::VerbsConnection>(*setup.nics, setup.chunk_bytes, host);
+  return std::make_unique<verbs::VerbsConnection>(*setup.nics, setup.sockets.chunk_bytes, host);
 }
 
 }  // namespace

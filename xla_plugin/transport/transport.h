@@ -1,17 +1,14 @@
 #ifndef XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
 #define XLA_PLUGIN_TRANSPORT_TRANSPORT_H_
 
-#include <chrono>
-#include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "xla_plugin/base/fd.h"
 #include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/seal.h"
+#include "xla_plugin/net/socket/socket_connection.h"
 
 namespace jaxhet {
 
@@ -22,14 +19,10 @@ class Nics;
 
 struct TransportSetup {
   bool same_host;
-  size_t chunk_bytes;
-  std::chrono::milliseconds path_timeout;  // without an acknowledgement, a network path has failed
-  int control_fd;                          // the control connection's socket, or -1
-  const MemoryState* memory_state;         // state of this process's memory
-  verbs::Nics* nics;                       // NICs of this process
-  std::vector<Fd> data_fds;                // the transport that uses them takes them
-  std::vector<SealKeys> data_keys;         // one for each of `data_fds`
+  const MemoryState* memory_state;  // state of this process's memory
+  verbs::Nics* nics;                // NICs of this process
   Encryption encryption;
+  sockets::SocketSetup sockets;  // the transport that uses them takes them
 };
 
 // A way to move bytes. `open` throws the reason if this end can't use it.

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "xla_plugin/base/function.h"
+#include "xla_plugin/base/library.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/failure.h"
 

@@ -7,17 +7,38 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/shared_list.h"
 #include "xla_plugin/transport/transport.h"
 
 namespace jaxhet {
+
+// A list that never changes. Copies share it.
+template <typename T>
+class SharedList {
+ public:
+  SharedList() = default;
+  // NOLINTBEGIN(google-explicit-constructor,misc-explicit-constructor): a vector converts
+  SharedList(std::vector<T> items)
+      : items_(std::make_shared<const std::vector<T>>(std::move(items))) {}
+  SharedList(std::initializer_list<T> items) : SharedList(std::vector<T>(items)) {}
+  // NOLINTEND(google-explicit-constructor,misc-explicit-constructor)
+
+  const T* begin() const { return items_ ? items_->data() : nullptr; }
+  const T* end() const { return begin() + size(); }
+  size_t size() const { return items_ ? items_->size() : 0; }
+  bool empty() const { return size() == 0; }
+
+ private:
+  std::shared_ptr<const std::vector<T>> items_;
+};
 
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;

@@ -1,8 +1,11 @@
 #ifndef XLA_PLUGIN_ENGINE_COMMON_FLIGHT_RECORDER_H_
 #define XLA_PLUGIN_ENGINE_COMMON_FLIGHT_RECORDER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <ranges>
+#include <utility>
 #include <vector>
 
 #include "xla_plugin/engine/common/exchange.h"
@@ -29,14 +32,20 @@ struct FlightRecord {
   Time ended;  // Time{} in the state kStarted
 };
 
-// Record of an exchange that starts.
-FlightRecord RecordOf(const Exchange& exchange);
-
 // The last exchanges of this process, or of one of its devices.
 class FlightRecorder {
  public:
-  void Started(FlightRecord record);
-  void Ended(int64_t id, FlightState state, Time now);
+  void Started(FlightRecord record) {
+    if (records_.size() == kRecords) records_.pop_front();
+    records_.push_back(std::move(record));
+  }
+  void Ended(int64_t id, FlightState state, Time now) {
+    auto backwards = records_ | std::views::reverse;  // most exchanges that end have started lately
+    const auto found = std::ranges::find(backwards, id, &FlightRecord::id);
+    if (found == backwards.end()) return;
+    found->state = state;
+    found->ended = now;
+  }
   const std::deque<FlightRecord>& records() const { return records_; }
 
  private:

@@ -7,7 +7,7 @@
 #include <string>
 #include <variant>
 
-#include "xla_plugin/net/verbs/options.h"
+#include "xla_plugin/net/verbs/nics.h"
 
 namespace jaxhet {
 

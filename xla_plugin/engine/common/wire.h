@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/take.h"
 #include "xla_plugin/net/socket/control_channel.h"
 
 // The structures that bodies of messages on a control connection start with.

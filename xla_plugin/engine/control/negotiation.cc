@@ -1,5 +1,3 @@
-#include "xla_plugin/engine/control/negotiation.h"
-
 #include <poll.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/engine/common/messages.h"
+#include "xla_plugin/engine/control/peer_table.h"
 
 namespace jaxhet {
 namespace {

@@ -1,24 +1,172 @@
 #ifndef XLA_PLUGIN_ENGINE_CONTROL_PEER_TABLE_H_
 #define XLA_PLUGIN_ENGINE_CONTROL_PEER_TABLE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/common/exchange.h"
 #include "xla_plugin/engine/common/messages.h"
 #include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/common/plans.h"
-#include "xla_plugin/engine/control/negotiation.h"
-#include "xla_plugin/engine/control/peer.h"
-#include "xla_plugin/engine/control/roster.h"
+#include "xla_plugin/engine/common/wire.h"
+#include "xla_plugin/net/socket/control_channel.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/process_vm/process_vm.h"
+#include "xla_plugin/transport/transport.h"
 
 namespace jaxhet {
+
+struct RankInfo {
+  int64_t device_id = 0;
+  int process = 0;
+  int island = 0;
+  std::string vendor;
+};
+
+// Who is who in the job, and what to call them.
+class Roster {
+ public:
+  Roster(int process, int num_processes) : process_(process), num_processes_(num_processes) {}
+
+  int process() const { return process_; }
+  int num_processes() const { return num_processes_; }
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  void Describe(int process, std::string_view description);
+  void SetRanks(std::vector<RankInfo> ranks) { ranks_ = std::move(ranks); }
+
+  // Throws UsageError for a rank that does not exist (or before SetRanks).
+  const RankInfo& Info(int rank) const;
+  int ProcessOf(int rank) const { return Info(rank).process; }
+  bool IsRankOf(int rank, int process) const {
+    return rank >= 0 && rank < num_ranks() && ProcessOf(rank) == process;
+  }
+  std::vector<int> RanksOf(int process) const;
+
+  // "rank 3/16 cpu1".
+  std::string RankName(int rank) const;
+  // "rank 3 of process 1 (<description>), cpu1".
+  std::string RankAndProcess(int rank) const;
+  // "process 1 (<description>)".
+  std::string ProcessName(int process) const;
+  // "process 0/2".
+  std::string OwnName() const;
+
+ private:
+  int process_;
+  int num_processes_;
+  std::map<int, std::string> descriptions_;  // by process
+  std::vector<RankInfo> ranks_;
+};
+
+struct PeerSpec {
+  int process = 0;
+  std::string description;  // for people: host, pid
+  Fd control;               // connected and authenticated, like the data sockets
+  std::vector<Fd> data;
+  bool same_host = false;
+  // Allowed between processes; none: only control is connected.
+  std::vector<std::string> transports;
+  std::vector<std::string> device_transports;  // allowed between devices
+  // Transports between processes that were refused, and why.
+  std::map<std::string, std::string> refused;
+  std::vector<SealKeys> keys;  // for `control` and each of `data`, if the job encrypts
+};
+
+// Bytes to and from a process by one transport.
+struct PeerCounts {
+  int process = 0;
+  std::string transport;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  uint64_t waited_us = 0;
+  uint64_t path_failures = 0;
+};
+
+class Peer;
+
+// Receives the reports of the connections to peers.
+class PeerEvents {
+ public:
+  virtual ~PeerEvents() = default;
+  // Throws TransportError if this process and `peer` have no open transfer of this ticket.
+  virtual Transfer& FindTransfer(const Peer& peer, uint64_t ticket) = 0;
+  // Bytes of the transfer have moved.
+  virtual void Moved(Peer& peer, Transfer& transfer) = 0;
+  // The path to the peer works differently from now on.
+  virtual void PathChanged(const Peer& peer, std::string_view what) = 0;
+};
+
+// Another process of the job, or this one, as the engine sees it.
+class Peer final : public ConnectionHost {
+ public:
+  Peer(PeerEvents& events, int its_process, ControlChannel its_channel)
+      : process(its_process), channel(std::move(its_channel)), events_(events) {}
+
+  void Send(std::span<const iovec> message) override {
+    channel.Send(MessageType::kTransport, message);
+  }
+  Transfer& Find(uint64_t ticket) override { return events_.FindTransfer(*this, ticket); }
+  void Sent(Transfer& transfer, size_t num_bytes) override;
+  void Received(Transfer& transfer, size_t num_bytes) override;
+  void Log(std::string_view what) override;
+  void Lost(std::string_view why) override {
+    if (lost.empty()) lost = why;
+  }
+
+  // Tells the peer why nothing follows.
+  void SayFailure(const Error& error, int own_process);
+  std::set<Pollable*> Pollables();
+
+  const int process;
+  bool same_host = true;
+  std::vector<std::string> device_transports;  // allowed ones
+  ControlChannel channel;
+  std::string transport;  // name of the connection's transport; empty: it moves no data
+  std::vector<Refusal> refusals;
+  std::unique_ptr<Connection> connection;
+
+  Plans plans;                   // plans that the peer has sent
+  std::set<int64_t> plans_sent;  // to it
+  struct LastStart {
+    StartInfo info;
+    Time time;
+  };
+  std::map<int, LastStart> last_starts;  // by rank
+  Time last_heard;
+  std::string lost;   // why the path to it is broken
+  bool left = false;  // it has said goodbye
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  Clock::duration waited{};    // sum of own transfers' waits for the peer's starts
+  uint64_t path_failures = 0;  // after which the path to it works differently
+
+ private:
+  PeerEvents& events_;
+};
+
+struct Introduction {
+  Peer* peer;
+  std::string error_prefix;                    // how an error about the peer begins
+  std::vector<std::string> allowed;            // transports
+  std::map<std::string, std::string> refused;  // refused transports, and why
+  TransportSetup setup;
+};
+
+// Agrees with all peers, each over its control connection, on the transport to use: the first of
+// the table that both ends can open and whose path both have proven. Blocks until `deadline`.
+// Throws the Error that a peer reports, or DeadlineError, PeerError, TransportError naming the
+// peer, and tells all peers before: one that sees the end of a connection must know the reason.
+void Negotiate(int own_process, std::span<Introduction> introductions, Time deadline);
 
 // The processes that this one is connected with, itself included: who they are, what they have
 // planned, and the facts that errors need of them.

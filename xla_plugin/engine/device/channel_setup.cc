@@ -102,10 +102,9 @@ Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
       setup.data.push_back(std::move(of_pair.sockets[next]));
       setup.keys.push_back(std::move(of_pair.keys[next]));
     }
-    lanes.push_back(
-        std::make_shared<Lane>(std::move(messages), log, [&setup](ConnectionHost& host) {
-          return std::make_unique<sockets::SocketConnection>(std::move(setup), host);
-        }));
+    lanes.push_back(std::make_shared<Lane>(
+        std::move(messages), log,
+        [&setup](ConnectionHost& host) { return sockets::OpenSockets(std::move(setup), host); }));
   }
   return lanes;
 }

@@ -52,7 +52,7 @@ struct ChannelOptions {
   verbs::Nics* nics;                             // NICs of this process
   Encryption encryption = Encryption::kOff;
   Severity least_severity = Severity::kInfo;
-  std::chrono::milliseconds path_timeout;  // see TransportSetup
+  std::chrono::milliseconds path_timeout;  // see SocketSetup
 };
 
 // Takes memory for the channels that are opened after the start: those of `later`, of a job of

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/engine/common/handles.h"
 #include "xla_plugin/engine/common/job_view.h"
 #include "xla_plugin/engine/common/options.h"
-#include "xla_plugin/engine/device/device_handles.h"
 #include "xla_plugin/engine/device/device_rank.h"
 
 namespace jaxhet {
@@ -38,7 +38,7 @@ class DeviceEngine {
   // only put work on streams. An error fails the job, and is thrown.
   void Start(int ordinal, const DeviceRequest& request);
   void Done(int ordinal, const DeviceRequest& request);
-  // See DeviceHandles. Called by the thread that registers a plan.
+  // See Handles. Called by the thread that registers a plan.
   void Reserve(int rank, int64_t handle, size_t operand_bytes, size_t group_size);
   Unfinished unfinished() const;
 
@@ -58,6 +58,8 @@ class DeviceEngine {
   std::vector<FlightRecord> FlightRecords() const;
 
  private:
+  class Handles;
+
   template <typename Function>
   void Failing(DeviceRank& rank, int64_t plan, int64_t index, Function function);
   Error MismatchOf(int rank, const LaunchMismatch& mismatch);
@@ -69,7 +71,7 @@ class DeviceEngine {
   JobView& job_;
   const Options options_;
   const std::vector<std::unique_ptr<DeviceRank>> ranks_;
-  std::map<int, DeviceHandles> handles_;  // by rank
+  std::map<int, std::unique_ptr<Handles>> handles_;  // by rank
 
   std::mutex mutex_;
   std::condition_variable changed_;

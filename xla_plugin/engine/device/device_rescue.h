@@ -13,7 +13,6 @@
 #include "xla_plugin/engine/device/device_watch.h"
 #include "xla_plugin/engine/device/in_flight.h"
 #include "xla_plugin/engine/device/rank_channels.h"
-#include "xla_plugin/engine/device/stream_progress.h"
 
 namespace jaxhet {
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "xla_plugin/engine/device/transfer_plan.h"
-#include "xla_plugin/transport/device_channel/channel_arena.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/transport.h"
 

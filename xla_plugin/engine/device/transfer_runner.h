@@ -11,7 +11,6 @@
 #include "xla_plugin/device/stream_work.h"
 #include "xla_plugin/engine/device/in_flight.h"
 #include "xla_plugin/engine/device/rank_channels.h"
-#include "xla_plugin/engine/device/stream_progress.h"
 
 namespace jaxhet {
 

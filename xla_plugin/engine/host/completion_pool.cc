@@ -1,11 +1,32 @@
 #include "xla_plugin/engine/host/completion_pool.h"
 
+#ifdef __x86_64__
+#include <xmmintrin.h>
+#endif
+
 #include <utility>
 
-#include "xla_plugin/base/denormals.h"
 #include "xla_plugin/base/thread.h"
 
 namespace jaxhet {
+namespace {
+
+// Makes the calling thread compute with zeros for denormals, as XLA's own threads do. A thread that
+// runs a part of a program must agree with them, or ranks differ in bits by who ran what.
+void FlushDenormals() {
+#ifdef __x86_64__
+  constexpr unsigned kFlushToZero = 0x8000;
+  constexpr unsigned kDenormalsAreZero = 0x0040;
+  _mm_setcsr(_mm_getcsr() | kFlushToZero | kDenormalsAreZero);
+#elif defined(__aarch64__)
+  constexpr unsigned long kFlushToZero = 1UL << 24;
+  unsigned long fpcr = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(fpcr));
+  asm volatile("msr fpcr, %0" ::"r"(fpcr | kFlushToZero));
+#endif
+}
+
+}  // namespace
 
 struct CompletionPool::State {
   std::mutex mutex;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/shared_list.h"
 #include "xla_plugin/engine/common/exchange.h"
 #include "xla_plugin/engine/common/handles.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/take.h"
 
 namespace jaxhet {
 namespace {

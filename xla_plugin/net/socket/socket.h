@@ -10,8 +10,8 @@
 #include <string>
 
 #include "xla_plugin/base/fd.h"
-#include "xla_plugin/net/pollable.h"
-#include "xla_plugin/net/socket/records.h"
+#include "xla_plugin/net/connection.h"
+#include "xla_plugin/net/seal.h"
 
 namespace jaxhet {
 

@@ -4,16 +4,44 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <span>
-#include <string>
-#include <string_view>
+#include <memory>
 #include <vector>
 
+#include "xla_plugin/base/fd.h"
 #include "xla_plugin/net/connection.h"
-#include "xla_plugin/net/socket/data_socket.h"
+#include "xla_plugin/net/seal.h"
 
 namespace jaxhet::sockets {
+
+inline constexpr uint32_t kChunkMagic = 0x3143'584a;  // "JXC1"
+inline constexpr uint32_t kOfferMagic = 0x3150'584a;  // "JXP1"
+
+// Precedes the bytes [offset, offset + num_bytes) of the receiver's transfer `ticket`.
+struct ChunkInfo {
+  uint32_t magic;
+  uint32_t reserved;
+  uint64_t ticket;
+  uint64_t offset;
+  uint64_t num_bytes;
+};
+
+// The offer of an end whose sockets have several paths. One with a single path offers nothing.
+struct OfferInfo {
+  uint32_t magic;
+  uint32_t num_sockets;
+};
+
+enum class SocketEvent : uint32_t {
+  kReceived,  // all of `num_chunks` chunks of this socket are in place
+  kLeft,      // so many are, and nothing else of it is read; the reason follows
+};
+
+// State of the sender's end of a data socket. It travels over the control connection.
+struct SocketEventInfo {
+  SocketEvent event;
+  uint32_t socket;
+  uint64_t num_chunks;  // since the start
+};
 
 inline constexpr size_t kWholeTransfers = SIZE_MAX;  // chunk_bytes that cut nothing
 
@@ -37,48 +65,7 @@ struct SocketSetup {
 // reads no more of them, and says how many chunks of each it has; so does the peer then. Each sends
 // the chunks that the other end does not have again, over the sockets of other paths: none arrives
 // twice.
-class SocketConnection final : public Connection {
- public:
-  SocketConnection(SocketSetup sockets, ConnectionHost& host);
-
-  std::string Offer() override;
-  void Accept(std::string_view offer) override;
-  std::vector<Pollable*> Pollables() override;
-  void Begin(Transfer& transfer, std::string_view announcement) override;
-  void OnMessage(std::span<const std::byte> message) override;
-  bool Advance() override;
-
-  bool HasMessages() const override { return confirms_; }
-  bool HasBroken() const override;
-
- private:
-  struct Outgoing {
-    Transfer* transfer;
-    size_t offset;  // offset of the next chunk
-  };
-
-  bool MayTake(const DataSocket& data) const;
-  Chunk TakeChunk();
-  void NextChunk(DataSocket& data);
-  void Send(DataSocket& data);
-  void Receive(DataSocket& data);
-  void Say(const DataSocket& data, SocketEvent event, std::string_view reason);
-  void OnConfirmed(DataSocket& data, uint64_t num_chunks);
-  void OnClosed(DataSocket& data);
-  void LeavePath(const std::string& path, std::string_view reason);
-  void Leave(DataSocket& data, std::string_view reason);
-  void OnLeftByPeer(DataSocket& data, std::string_view reason);
-  void SendAgain(DataSocket& data);
-
-  ConnectionHost& host_;
-  size_t chunk_bytes_;
-  std::chrono::milliseconds path_timeout_;
-  std::deque<DataSocket> data_;
-  std::deque<Outgoing> sends_;
-  std::deque<Chunk> resends_;
-  bool has_paths_ = false;  // several, the control connection's path included
-  bool confirms_ = false;   // both ends have
-};
+std::unique_ptr<Connection> OpenSockets(SocketSetup setup, ConnectionHost& host);
 
 }  // namespace jaxhet::sockets
 

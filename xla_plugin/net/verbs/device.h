@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "xla_plugin/net/pollable.h"
+#include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/verbs/verbs_api.h"
 #include "xla_plugin/net/verbs/wire.h"
 

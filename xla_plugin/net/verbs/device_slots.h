@@ -2,13 +2,12 @@
 #define XLA_PLUGIN_NET_VERBS_DEVICE_SLOTS_H_
 
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/device/proof.h"
-#include "xla_plugin/net/verbs/loopback.h"
 #include "xla_plugin/net/verbs/memory.h"
 
 namespace jaxhet::verbs {
@@ -21,11 +20,10 @@ class DeviceSlots {
   DeviceSlots(Device& device, NicList nics, const Options& options, size_t num_slots,
               size_t slot_bytes);
   // Slots in pinned memory that somebody else owns and has registered.
-  DeviceSlots(Device& device, SlotMemory slots, void* device_address)
-      : device_(device),
-        slots_(slots),
-        device_address_(device_address),
-        why_pinned_("the program needed this path after the start") {}
+  DeviceSlots(Device& device, SlotMemory slots, void* device_address);
+  ~DeviceSlots();
+  DeviceSlots(const DeviceSlots&) = delete;
+  DeviceSlots& operator=(const DeviceSlots&) = delete;
 
   SlotMemory slots() const { return slots_; }
   // Address of the first slot on the device.
@@ -36,13 +34,15 @@ class DeviceSlots {
   void Flush(size_t slot, size_t nic);
 
  private:
+  class Loopback;
+
   // Proves memory of the device: it sees what each NIC has copied there of what it wrote itself.
   // Throws TransportError at the first wrong byte.
   void Prove();
 
   Device& device_;
-  std::deque<Loopback> loopbacks_;  // one for each NIC, for memory of the device
-  DeviceMemory device_memory_;      // one of the two
+  std::vector<std::unique_ptr<Loopback>> loopbacks_;  // one for each NIC, for memory of the device
+  DeviceMemory device_memory_;                        // one of the two
   PinnedMemory pinned_memory_;
   std::unique_ptr<NicMemory> region_;
   std::span<std::byte> bytes_;

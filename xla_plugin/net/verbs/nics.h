@@ -13,10 +13,47 @@
 
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/net/verbs/device.h"
-#include "xla_plugin/net/verbs/gid.h"
-#include "xla_plugin/net/verbs/options.h"
+#include "xla_plugin/net/verbs/verbs_abi.h"
 
 namespace jaxhet::verbs {
+
+// No member has a default: those are in the table of jaxhet/_options.py, with the ranges.
+struct Options {
+  std::string devices;    // "mlx5_0,mlx5_1:2"; empty: all
+  int64_t gid_index;      // -1: chosen
+  int64_t pkey_index;     // index in the port's table
+  int64_t qps;            // queue pairs for data, to each peer over each NIC
+  int64_t depth;          // chunks in flight to each peer over each NIC
+  int64_t traffic_class;  // RoCE: field of the IP header
+  int64_t service_level;  // InfiniBand; RoCE: the priority of a VLAN
+  int64_t timeout;        // wait for an acknowledgement: 4.096 us * 2^timeout
+  int64_t retries;        // retransmissions before the queue pair fails
+};
+
+enum class GidType { kInfiniband, kRoceV1, kRoceV2 };
+
+// One entry of a port's GID table that is not empty.
+struct GidEntry {
+  int index = 0;
+  ibv::Gid gid;
+  GidType type = GidType::kInfiniband;
+  std::string netdev;         // empty: none, or one of another network namespace
+  bool netdev_is_up = false;  // true also if the kernel does not say
+};
+
+// "::ffff:10.0.0.1", "fe80::1".
+std::string ToString(const ibv::Gid& gid);
+bool IsIpv4(const ibv::Gid& gid);
+
+// The GID that a RoCE port is to use: RoCE v2, of a netdev that is up, IPv4 before global IPv6, the
+// lowest index of those. `wanted` is an index that overrides this, or -1. Throws TransportError,
+// which lists the table, if no GID fits or the wanted entry is empty.
+GidEntry ChooseGid(std::span<const GidEntry> table, int wanted);
+
+// Why ChooseGid() has chosen `chosen`.
+std::string ReasonFor(const GidEntry& chosen, int wanted);
+
+bool NetdevIsUp(const std::string& netdev, const std::string& folder = "/sys/class/net");
 
 // Longest chunk of a connection. Soft-RoCE sends no longer messages; other NICs do.
 inline constexpr size_t kMostMessageBytes = size_t{8} << 20;

@@ -7,7 +7,6 @@
 #include <span>
 
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/function.h"
 #include "xla_plugin/base/library.h"
 #include "xla_plugin/net/verbs/verbs_abi.h"
 

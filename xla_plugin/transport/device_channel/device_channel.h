@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,6 +19,8 @@
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/device/device.h"
 #include "xla_plugin/net/seal.h"
+#include "xla_plugin/net/verbs/memory.h"
+#include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/shared_memory.h"
 
 // A device channel is the one-way path from one rank to another that their devices use by
@@ -44,6 +47,40 @@
 // the route of each such exchange: it is pulled if the source launches it before the target gives
 // up waiting for that.
 namespace jaxhet {
+
+// Pinned host memory of one end of a channel.
+struct ArenaPiece {
+  std::byte* words = nullptr;
+  void* words_on_device = nullptr;
+  std::byte* slots = nullptr;
+  void* slots_on_device = nullptr;
+  size_t slot_bytes = 0;
+  std::span<const std::shared_ptr<verbs::Nic>> nics;  // NICs that reach the slots
+  const verbs::NicMemory* nic_memory = nullptr;       // null if none does
+};
+
+// Memory of a rank for the channels that are opened while its device works. The driver gives it at
+// the start: a call later could wait for work of the device that waits for a peer, and hold up the
+// launches of another device meanwhile.
+class ChannelArena {
+ public:
+  // Room for channels to and from each of these ranks.
+  ChannelArena(Device& device, std::span<const int> peer_ranks, size_t slot_bytes);
+  ChannelArena(const ChannelArena&) = delete;
+  ChannelArena& operator=(const ChannelArena&) = delete;
+
+  // Set-up: lets NICs reach the memory.
+  void Register(std::vector<std::shared_ptr<verbs::Nic>> nics);
+  // Null for a rank that has none. Stays valid.
+  const ArenaPiece* PieceFor(int peer_rank, bool is_incoming) const;
+
+ private:
+  PinnedMemory memory_;
+  std::span<std::byte> bytes_;
+  std::vector<std::shared_ptr<verbs::Nic>> nics_;
+  std::unique_ptr<verbs::NicMemory> nic_memory_;
+  std::map<std::pair<int, bool>, ArenaPiece> pieces_;
+};
 
 class Proxy;
 class Lane;

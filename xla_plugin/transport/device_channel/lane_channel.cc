@@ -6,8 +6,8 @@
 #include <new>
 #include <utility>
 
-#include "xla_plugin/transport/device_channel/channel_arena.h"
-#include "xla_plugin/transport/device_channel/proxy.h"
+#include "xla_plugin/transport/device_channel/device_channel.h"
+#include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
 namespace {

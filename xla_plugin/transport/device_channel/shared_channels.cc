@@ -270,72 +270,62 @@ class SourceChannel final : public SharedWordsChannel {
   IpcMemory memory_;
 };
 
-MadeChannel Make(const ChannelSetup& setup, SlotPlace place) {
-  auto channel = std::make_unique<TargetChannel>(setup, place);
+// Throws the reason if the ends can't have slots there.
+void CheckPlace(const ChannelSetup& setup, SlotPlace place) {
+  const bool is_local = place == SlotPlace::kLocal;
+  if (is_local && !setup.same_process) {
+    Throw(ErrorCode::kTransport, "the devices are of two processes");
+  }
+  if (place == SlotPlace::kIpc && setup.same_process) {
+    Throw(ErrorCode::kTransport, "both devices are of one process");
+  }
+  if (!is_local && !setup.same_host) {
+    Throw(ErrorCode::kTransport, "the devices are on different hosts");
+  }
+}
+
+template <SlotPlace kPlace>
+MadeChannel Make(const ChannelSetup& setup) {
+  CheckPlace(setup, kPlace);
+  auto channel = std::make_unique<TargetChannel>(setup, kPlace);
   std::string offer = channel->Offer();
   return {std::move(channel), std::move(offer)};
 }
 
-void CheckSameProcess(const ChannelSetup& setup) {
-  if (!setup.same_process) Throw(ErrorCode::kTransport, "the devices are of two processes");
-}
-
-void CheckSameHost(const ChannelSetup& setup) {
-  if (!setup.same_host) Throw(ErrorCode::kTransport, "the devices are on different hosts");
-}
-
-MadeChannel MakeLocalChannel(const ChannelSetup& setup) {
-  CheckSameProcess(setup);
-  return Make(setup, SlotPlace::kLocal);
-}
-
-std::unique_ptr<DeviceChannel> OpenLocalChannel(const ChannelSetup& setup, std::string_view offer) {
-  CheckSameProcess(setup);  // the offer holds an address
-  return std::make_unique<SourceChannel>(setup, ParseSharedChannelInfo(offer), SlotPlace::kLocal);
-}
-
-MadeChannel MakeIpcChannel(const ChannelSetup& setup, std::string_view vendor) {
-  if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
-  CheckSameHost(setup);
+MadeChannel MakeIpc(const ChannelSetup& setup, std::string_view vendor) {
+  CheckPlace(setup, SlotPlace::kIpc);
   if (setup.device.info().vendor != vendor || !setup.same_vendor) {
     Throw(ErrorCode::kTransport, "the devices are not both of vendor ", vendor);
   }
-  return Make(setup, SlotPlace::kIpc);
+  return Make<SlotPlace::kIpc>(setup);
 }
 
-MadeChannel MakeCudaIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "cuda"); }
-MadeChannel MakeHipIpcChannel(const ChannelSetup& setup) { return MakeIpcChannel(setup, "hip"); }
-
-std::unique_ptr<DeviceChannel> OpenIpcChannel(const ChannelSetup& setup, std::string_view offer) {
-  CheckSameHost(setup);
-  return std::make_unique<SourceChannel>(setup, ParseSharedChannelInfo(offer), SlotPlace::kIpc);
-}
-
-MadeChannel MakeHostChannel(const ChannelSetup& setup) {
-  CheckSameHost(setup);
-  return Make(setup, SlotPlace::kHost);
-}
-
-std::unique_ptr<DeviceChannel> OpenHostChannel(const ChannelSetup& setup, std::string_view offer) {
-  CheckSameHost(setup);
-  return std::make_unique<SourceChannel>(setup, ParseSharedChannelInfo(offer), SlotPlace::kHost);
+// An offer may hold an address of the same process.
+template <SlotPlace kPlace>
+std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
+  CheckPlace(setup, kPlace);
+  return std::make_unique<SourceChannel>(setup, ParseSharedChannelInfo(offer), kPlace);
 }
 
 }  // namespace
 
 // Two devices of one process; the slots are the target device's memory.
 const DeviceTransport local_transport = {
-    .name = "local", .make = &MakeLocalChannel, .open = &OpenLocalChannel};
+    .name = "local", .make = &Make<SlotPlace::kLocal>, .open = &Open<SlotPlace::kLocal>};
 
 // Devices of one vendor in two processes; the slots are the target device's memory, mapped into the
 // source's process.
 const DeviceTransport cuda_ipc_transport = {
-    .name = "cuda_ipc", .make = &MakeCudaIpcChannel, .open = &OpenIpcChannel};
+    .name = "cuda_ipc",
+    .make = [](const ChannelSetup& setup) { return MakeIpc(setup, "cuda"); },
+    .open = &Open<SlotPlace::kIpc>};
 const DeviceTransport hip_ipc_transport = {
-    .name = "hip_ipc", .make = &MakeHipIpcChannel, .open = &OpenIpcChannel};
+    .name = "hip_ipc",
+    .make = [](const ChannelSetup& setup) { return MakeIpc(setup, "hip"); },
+    .open = &Open<SlotPlace::kIpc>};
 
 // Any two devices; the slots are host memory that both see.
 const DeviceTransport host_transport = {
-    .name = "host", .make = &MakeHostChannel, .open = &OpenHostChannel};
+    .name = "host", .make = &Make<SlotPlace::kHost>, .open = &Open<SlotPlace::kHost>};
 
 }  // namespace jaxhet

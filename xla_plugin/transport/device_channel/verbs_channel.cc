@@ -3,12 +3,11 @@
 #include <optional>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/take.h"
 #include "xla_plugin/net/verbs/device_slots.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
-#include "xla_plugin/transport/device_channel/channel_arena.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
 

@@ -28,6 +28,9 @@ struct MemoryState {
 // sender's memory into the receiver's.
 std::unique_ptr<Connection> OpenProcessVm(const TransportSetup& setup, ConnectionHost& host);
 
+// Between the ranks of one process (a rank and itself included): plain memory copies.
+std::unique_ptr<Connection> OpenLocal(ConnectionHost& host);
+
 }  // namespace jaxhet
 
 #endif  // XLA_PLUGIN_TRANSPORT_PROCESS_VM_PROCESS_VM_H_
