@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <condition_variable>
@@ -95,66 +96,50 @@ constexpr timespec kLongestSleep{.tv_sec = 0, .tv_nsec = 1'000'000};  // hosts w
 void WaitForWrite(const uint32_t* word, uint32_t seen) {
   syscall(SYS_futex, word, FUTEX_WAIT, seen, &kLongestSleep, nullptr, 0);
 }
-void WakeWaiters(const uint32_t* word) {
+void Write(uint32_t* word, uint32_t value) {
+  std::atomic_ref(*word).store(value);
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Work in order. The destructor drops a wait for a value that never came, and the work behind it.
-class HostStream {
+// A thread does the work.
+class ThreadQueue final : public StreamQueue {
  public:
-  HostStream() : thread_(StartThread("jaxhet-stream", [this] { Run(); })) {}
-  ~HostStream() {
+  ThreadQueue() : thread_(StartThread("jaxhet-stream", [this] { Run(); })) {}
+  ~ThreadQueue() override {
     stopping_ = true;
-    Add([] {});  // wakes the thread
+    Add({{.run = [] { return true; }}});  // wakes the thread
     thread_.join();
   }
-  HostStream(const HostStream&) = delete;
-  HostStream& operator=(const HostStream&) = delete;
+  ThreadQueue(const ThreadQueue&) = delete;
+  ThreadQueue& operator=(const ThreadQueue&) = delete;
 
-  void Add(std::function<void()> work) {
+  void Add(std::vector<StreamWork> work) override {
     const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(work));
-    ++num_pending_;
+    num_pending_ += work.size();
+    std::ranges::move(work, std::back_inserter(queue_));
     changed_.notify_all();
   }
 
-  bool IsIdle() {
+  bool IsIdle() override {
     const std::lock_guard lock(mutex_);
     return num_pending_ == 0;
   }
 
-  void Synchronize() {
+  void Synchronize() override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return num_pending_ == 0; });
-  }
-
-  // Part of the work: waits until the word has the value.
-  void Await(uint32_t* address, uint32_t value) {
-    const std::atomic_ref word(*address);
-    for (int turn = 0;; ++turn) {
-      const uint32_t seen = word.load(std::memory_order_acquire);
-      if (seen >= value) return;
-      if (stopping_) {
-        given_up_ = true;
-        return;
-      }
-      if (turn < kSpins) {
-        std::this_thread::yield();
-      } else {
-        WaitForWrite(address, seen);
-      }
-    }
   }
 
  private:
   void Run() {
     std::unique_lock lock(mutex_);
+    bool given_up = false;  // work could not be done when the queue ended
     while (!stopping_ || !queue_.empty()) {
       changed_.wait(lock, [this] { return !queue_.empty(); });
-      const std::function<void()> work = std::move(queue_.front());
+      const StreamWork work = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      if (!given_up_) work();
+      given_up = given_up || !IsDone(work);
       if (const auto delay = retirement_delay.load(); delay.count() > 0) {
         std::this_thread::sleep_for(delay);
       }
@@ -164,40 +149,67 @@ class HostStream {
     }
   }
 
+  // Does the work when it can be done; false if the queue ends before.
+  bool IsDone(const StreamWork& work) const {
+    for (int turn = 0;; ++turn) {
+      const uint32_t seen = work.word ? std::atomic_ref(*work.word).load() : 0;
+      if (work.run()) return true;
+      if (stopping_) return false;
+      if (turn < kSpins) {
+        std::this_thread::yield();
+      } else {
+        WaitForWrite(work.word, seen);
+      }
+    }
+  }
+
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
+  std::deque<StreamWork> queue_;
   size_t num_pending_ = 0;  // in the queue, or running
   std::atomic<bool> stopping_ = false;
-  bool given_up_ = false;  // an Await() ended before its condition held
   std::thread thread_;
 };
 
-// Counts its records, and those that were reached.
+// The latest record, a word that is 1 when its stream has come to it. A wait is for the record that
+// is the latest at its call, and may outlive the event.
 class HostEvent {
  public:
-  uint64_t last() const { return recorded_; }
-  uint64_t Record() { return ++recorded_; }
-  void Reach(uint64_t record) {
-    for (uint64_t seen = reached_;
-         seen < record && !reached_.compare_exchange_weak(seen, record);) {
-    }
-    reached_.notify_all();
+  std::shared_ptr<uint32_t> Record() {
+    const std::lock_guard lock(mutex_);
+    return latest_ = std::make_shared<uint32_t>(0);
   }
-  void Wait(uint64_t record) const {
-    for (uint64_t seen = reached_; seen < record; seen = reached_) reached_.wait(seen);
+  std::shared_ptr<uint32_t> latest() {
+    const std::lock_guard lock(mutex_);
+    return latest_;
   }
 
  private:
-  std::atomic<uint64_t> recorded_ = 0;
-  std::atomic<uint64_t> reached_ = 0;
+  std::mutex mutex_;
+  std::shared_ptr<uint32_t> latest_ = std::make_shared<uint32_t>(1);
 };
 
-// Handles of streams own a HostStream; handles of events a shared HostEvent, since work on a stream
-// may outlive the event.
-HostStream& StreamOf(StreamHandle handle) { return *reinterpret_cast<HostStream*>(handle); }
-std::shared_ptr<HostEvent>& EventOf(EventHandle handle) {
-  return *reinterpret_cast<std::shared_ptr<HostEvent>*>(handle);
+StreamQueue& StreamOf(StreamHandle handle) { return *reinterpret_cast<StreamQueue*>(handle); }
+HostEvent& EventOf(EventHandle handle) { return *reinterpret_cast<HostEvent*>(handle); }
+
+// Work that can always be done.
+void Do(StreamHandle stream, std::function<void()> work) {
+  StreamOf(stream).Add({{.run = [work = std::move(work)] {
+    work();
+    return true;
+  }}});
+}
+
+StreamWork WorkOf(const StreamValue& value) {
+  auto* const word = static_cast<uint32_t*>(value.address);
+  const uint32_t number = value.value;
+  if (value.kind == StreamValue::Kind::kWait) {
+    return {.run = [=] { return std::atomic_ref(*word).load() >= number; }, .word = word};
+  }
+  return {.run = [=] {
+    Write(word, number);
+    return true;
+  }};
 }
 
 // Allocations of all host devices, which are one memory.
@@ -237,7 +249,8 @@ thread_local uint64_t num_calls = 0;
 
 class HostDevice final : public Device {
  public:
-  HostDevice() : Device(HostInfo()) {}
+  explicit HostDevice(std::function<std::unique_ptr<StreamQueue>()> make_queue)
+      : Device(HostInfo()), make_queue_(std::move(make_queue)) {}
 
   void DestroyStream(StreamHandle stream) noexcept override {
     ++num_calls;
@@ -268,12 +281,11 @@ class HostDevice final : public Device {
 
   Stream CreateStream(StreamPriority /*priority*/) override {
     ++num_calls;
-    return {*this, reinterpret_cast<StreamHandle>(new HostStream)};
+    return {*this, reinterpret_cast<StreamHandle>(make_queue_().release())};
   }
   Event CreateEvent() override {
     ++num_calls;
-    return {*this, reinterpret_cast<EventHandle>(
-                       new std::shared_ptr<HostEvent>(std::make_shared<HostEvent>()))};
+    return {*this, reinterpret_cast<EventHandle>(new HostEvent)};
   }
   // Allocates a file: memory is exported by its descriptor.
   Memory Allocate(size_t num_bytes) override {
@@ -301,21 +313,19 @@ class HostDevice final : public Device {
 
   void Record(EventHandle event, StreamHandle stream) override {
     ++num_calls;
-    const auto shared = EventOf(event);
-    const uint64_t record = shared->Record();
-    StreamOf(stream).Add([shared, record] { shared->Reach(record); });
+    Do(stream, [record = EventOf(event).Record()] { Write(record.get(), 1); });
   }
   void WaitEvent(StreamHandle stream, EventHandle event) override {
     ++num_calls;
-    const auto shared = EventOf(event);
-    const uint64_t record = shared->last();
-    StreamOf(stream).Add([shared, record] { shared->Wait(record); });
+    const auto record = EventOf(event).latest();
+    const auto run = [record] { return std::atomic_ref(*record).load() == 1; };
+    StreamOf(stream).Add({{.run = run, .word = record.get()}});
   }
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
     ++num_calls;
     if (num_bytes == 0) return;
     const bool by_kernel = mappings.reads_by_kernel && mappings.Hold(from);
-    StreamOf(stream).Add([=] {
+    Do(stream, [=] {
       if (by_kernel) return ReadByKernel(to, from, num_bytes);
       std::memmove(to, from, num_bytes);
     });
@@ -323,7 +333,7 @@ class HostDevice final : public Device {
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
     ++num_calls;
     if (num_bytes == 0) return;
-    StreamOf(stream).Add([=] {
+    Do(stream, [=] {
       const auto fill = [=] { std::memset(to, std::to_integer<int>(value), num_bytes); };
       if (!cache.is_used) return fill();
       const std::lock_guard lock(cache.mutex);
@@ -332,18 +342,9 @@ class HostDevice final : public Device {
   }
   void Values(StreamHandle stream, std::span<const StreamValue> values) override {
     num_calls += values.size();
-    HostStream& host_stream = StreamOf(stream);
-    for (const auto& [kind, address, value] : values) {
-      auto* const word = static_cast<uint32_t*>(address);
-      if (kind == StreamValue::Kind::kWait) {
-        host_stream.Add([&host_stream, word, value] { host_stream.Await(word, value); });
-        continue;
-      }
-      host_stream.Add([word, value] {
-        std::atomic_ref(*word).store(value, std::memory_order_release);
-        WakeWaiters(word);
-      });
-    }
+    std::vector<StreamWork> work;
+    std::ranges::transform(values, std::back_inserter(work), WorkOf);
+    StreamOf(stream).Add(std::move(work));
   }
 
   bool IsIdle(StreamHandle stream) override {
@@ -387,13 +388,16 @@ class HostDevice final : public Device {
     return {.fd = std::move(file),
             .offset = static_cast<size_t>(static_cast<const std::byte*>(address) - base)};
   }
+
+ private:
+  std::function<std::unique_ptr<StreamQueue>()> make_queue_;
 };
 
 std::vector<DeviceInfo> List(Vendor::Libraries /*libraries*/) { return {HostInfo()}; }
 
 std::unique_ptr<Device> Open(Vendor::Libraries /*libraries*/, int ordinal) {
   if (ordinal != 0) Throw(ErrorCode::kUsage, "there is one host device, not ", ordinal + 1);
-  return std::make_unique<HostDevice>();
+  return OpenHostDevice();
 }
 
 }  // namespace
@@ -407,7 +411,13 @@ const Vendor& TestVendorOf(std::string_view name) {
   return name == HostVendor().name ? HostVendor() : VendorOf(name);
 }
 
-std::unique_ptr<Device> OpenHostDevice() { return Open({}, 0); }
+std::unique_ptr<Device> OpenHostDevice() {
+  return OpenHostDevice([] { return std::make_unique<ThreadQueue>(); });
+}
+
+std::unique_ptr<Device> OpenHostDevice(std::function<std::unique_ptr<StreamQueue>()> make_queue) {
+  return std::make_unique<HostDevice>(std::move(make_queue));
+}
 
 uint64_t HostDeviceCalls() { return num_calls; }
 

@@ -1,6 +1,7 @@
 #include "tests/cpp/simulated_ranks.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "tests/cpp/world.h"
 #include "xla_plugin/base/error.h"
@@ -59,6 +60,63 @@ SimulatedExchange SwapOf(size_t num_bytes) {
   return exchange;
 }
 
+class Simulation::Handle final : public StreamQueue {
+ public:
+  Handle(Simulation& simulation, std::deque<StreamWork>& work)
+      : simulation_(simulation), work_(work) {}
+  ~Handle() override {
+    const std::lock_guard lock(simulation_.mutex_);
+    work_.clear();
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  void Add(std::vector<StreamWork> work) override {
+    const std::lock_guard lock(simulation_.mutex_);
+    std::ranges::move(work, std::back_inserter(work_));
+  }
+  bool IsIdle() override {
+    simulation_.Run();
+    const std::lock_guard lock(simulation_.mutex_);
+    return work_.empty();
+  }
+  void Synchronize() override { simulation_.Run(); }
+
+ private:
+  Simulation& simulation_;
+  std::deque<StreamWork>& work_;
+};
+
+std::unique_ptr<StreamQueue> Simulation::QueueCalled(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(queues_, name, &Queue::name);
+  Queue& queue = found == queues_.end() ? queues_.emplace_back(Queue{name, {}}) : *found;
+  return std::make_unique<Handle>(*this, queue.work);
+}
+
+bool Simulation::RunOne(Queue& queue) {
+  if (queue.work.empty() || !queue.work.front().run()) return false;
+  queue.work.pop_front();
+  return true;
+}
+
+bool Simulation::Run() {
+  const std::lock_guard lock(mutex_);
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    for (Queue& queue : queues_) {
+      while (RunOne(queue)) moved = true;
+    }
+  }
+  return std::ranges::all_of(queues_, [](const Queue& queue) { return queue.work.empty(); });
+}
+
+void Simulation::RunSome(std::mt19937& random, int count) {
+  const std::lock_guard lock(mutex_);
+  for (int i = 0; i < count; ++i) RunOne(queues_.at(random() % queues_.size()));
+}
+
 // Both ends see the same words and slots.
 class SimulatedRanks::Channel final : public DeviceChannel {
  public:
@@ -104,8 +162,11 @@ void SimulatedRanks::AddRank(int rank) {
   std::vector<std::string> streams = {"rescue",   "send0", "send1",   "receive0", "receive1",
                                       "announce", "done",  "program", "other"};
   std::ranges::replace(streams, options_.one_queue.second, options_.one_queue.first);
-  auto owned = std::make_unique<SimulatedDevice>(simulation_, StrCat(rank), std::move(streams));
-  SimulatedDevice& device = *owned;
+  auto owned =
+      OpenHostDevice([this, rank, streams = std::move(streams), next = size_t{0}]() mutable {
+        return simulation_.QueueCalled(StrCat(rank, " ", streams.at(next++)));
+      });
+  Device& device = *owned;
   Node& node = nodes_.emplace_back();
   node.rank = std::make_unique<DeviceRank>(rank, std::move(owned), options_.eager_bytes);
   node.operands.resize(kOperandBytes);

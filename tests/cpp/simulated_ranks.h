@@ -6,15 +6,39 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tests/cpp/simulated_device.h"
+#include "tests/cpp/host_device.h"
 #include "xla_plugin/engine/device/device_rank.h"
 
 namespace jaxhet::testing {
+
+// Queues of streams that run only when the test says so.
+class Simulation {
+ public:
+  // Streams of one name share a queue, as streams of a driver may share a hardware queue.
+  std::unique_ptr<StreamQueue> QueueCalled(const std::string& name);
+  // Runs the queues until none can continue; true if no work is left.
+  bool Run();
+  // Runs up to `count` pieces of work, of queues chosen at random.
+  void RunSome(std::mt19937& random, int count);
+
+ private:
+  class Handle;
+  struct Queue {
+    std::string name;
+    std::deque<StreamWork> work;
+  };
+
+  static bool RunOne(Queue& queue);
+
+  std::mutex mutex_;  // guards the queues
+  std::deque<Queue> queues_;
+};
 
 struct SimulatedOptions {
   int num_ranks = 2;
