@@ -1,13 +1,7 @@
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -106,98 +100,6 @@ TEST(DevicePathsTest, LeavingIsNoFailureOfAPath) {
     closer.join();
   }
   EXPECT_THAT(captured.Text(), Not(HasSubstr("leaves")));
-}
-
-// --- network namespaces stand for the hosts ---
-
-int Run(const std::string& command) { return std::system((command + " 2>/dev/null").c_str()); }
-
-// Calls `body` in a thread of its own, which is in the network namespace.
-void InNamespace(const Fd& space, const std::function<void()>& body) {
-  std::thread([&] {
-    if (setns(space.get(), CLONE_NEWNET) == 0) body();
-  }).join();
-}
-
-Fd NewNamespace() {
-  Fd space;
-  std::thread([&] {
-    if (unshare(CLONE_NEWNET) != 0 || Run("ip link set lo up") != 0) return;
-    space = Fd(open("/proc/thread-self/ns/net", O_RDONLY));  // `ip` inherits it
-  }).join();
-  return space;
-}
-
-// Two hosts with two interfaces each: host h has the address 10.78.k.(h + 1) on eth<k>.
-class TwoHosts {
- public:
-  TwoHosts() : spaces_{NewNamespace(), NewNamespace()} {
-    if (!spaces_[0] || !spaces_[1]) return;
-    const std::string other = StrCat("/proc/", getpid(), "/fd/", spaces_[1].get());
-    InNamespace(spaces_[0], [&] {
-      for (const int k : {0, 1}) {
-        const std::string name = StrCat("eth", k);
-        is_ready_ =
-            Run(StrCat("ip link add ", name, " type veth peer name ", name, " netns ", other)) == 0;
-        if (!is_ready_) return;
-      }
-    });
-    for (const int host : {0, 1}) {
-      InNamespace(spaces_.at(static_cast<size_t>(host)), [&] {
-        for (const int k : {0, 1}) {
-          is_ready_ &= Run(StrCat("ip addr add 10.78.", k, ".", host + 1, "/24 dev eth", k)) == 0 &&
-                       Run(StrCat("ip link set eth", k, " up")) == 0;
-        }
-      });
-    }
-  }
-
-  bool is_ready() const { return is_ready_; }
-  void TakeDown(int host, int interface) {
-    InNamespace(spaces_.at(static_cast<size_t>(host)),
-                [&] { Run(StrCat("ip link set eth", interface, " down")); });
-  }
-  std::pair<Fd, Fd> Connect(int interface) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    inet_pton(AF_INET, StrCat("10.78.", interface, ".1").c_str(), &address.sin_addr);
-    socklen_t size = sizeof address;
-    auto* const generic = reinterpret_cast<sockaddr*>(&address);
-    Fd listener;
-    InNamespace(spaces_[0], [&] {
-      listener = Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      EXPECT_EQ(bind(listener.get(), generic, size), 0);
-      EXPECT_EQ(listen(listener.get(), 1), 0);
-      EXPECT_EQ(getsockname(listener.get(), generic, &size), 0);
-    });
-    Fd one;
-    InNamespace(spaces_[1], [&] {
-      one = Fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      EXPECT_EQ(connect(one.get(), generic, size), 0);
-    });
-    return {Fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)), std::move(one)};
-  }
-
- private:
-  std::array<Fd, 2> spaces_;
-  bool is_ready_ = false;
-};
-
-TEST(DevicePathsTest, GoesOnWhenAnInterfaceIsTakenDown) {
-  TwoHosts hosts;
-  if (!hosts.is_ready()) GTEST_SKIP() << "network namespaces need root and ip (iproute2)";
-  const CapturedStderr captured;
-  DeviceWorld world(PathOptions("socket", [&] {
-    Sockets sockets;
-    for (size_t i = 0; i < kNumSockets; ++i)
-      sockets.push_back(hosts.Connect(static_cast<int>(i % 2)));
-    return sockets;
-  }));
-  ExpectRightSwap(world, 0, {});
-  ExpectRightSwap(world, 1, [&] { hosts.TakeDown(1, 1); });
-  ExpectRightSwap(world, 2, {});
-  EXPECT_THAT(captured.Text(), HasSubstr("device channels: socket leaves "));
-  EXPECT_THAT(captured.Text(), HasSubstr(" (10.78.1."));
 }
 
 }  // namespace

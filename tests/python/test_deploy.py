@@ -2,17 +2,17 @@
 
 import os
 import pathlib
-import re
 import stat
 import subprocess
 import sys
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
 from jaxhet import _clusters
-from tests.support import manifests
 from tests.support.jobs import ROOT
 
 _DEPLOY = ROOT / "deploy"
@@ -53,40 +53,104 @@ while words:
 """
 
 
-def _manifest() -> Any:
-    return yaml.safe_load((_DEPLOY / "kubernetes" / "jobset.yaml").read_text())
+def _closed(required: str = "", **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
 
 
-def test_manifest_is_good() -> None:
-    assert manifests.problems(_manifest()) == []
+_NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
+_COUNT = {"type": "integer", "minimum": 0}
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_REPLICATED = _closed("name template", name=_NAME, replicas=_COUNT, template={"type": "object"})
+# jobset.x-k8s.io_jobsets.yaml of JobSet 0.8, v1alpha2, with the fields that we use: any other field
+# is a mistake.
+_JOBSET = _closed(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
+    kind={"const": "JobSet"},
+    metadata=_closed("name", name=_NAME, labels=_TEXTS, annotations=_TEXTS),
+    spec=_closed(
+        "replicatedJobs",
+        network=_closed(enableDNSHostnames={"type": "boolean"}, subdomain=_NAME),
+        failurePolicy=_closed(maxRestarts=_COUNT),
+        successPolicy=_closed("operator", operator={"enum": ["All", "Any"]}),
+        suspend={"type": "boolean"},
+        replicatedJobs={"type": "array", "minItems": 1, "items": _REPLICATED},
+    ),
+)
+_MANIFEST = yaml.safe_load((_DEPLOY / "kubernetes" / "jobset.yaml").read_text())
+_JOBS = {job["name"]: job["template"]["spec"] for job in _MANIFEST["spec"]["replicatedJobs"]}
+_ISLANDS = {name: job["completions"] for name, job in _JOBS.items() if name != "coordinator"}
 
 
-def _environ(manifest: Any, name: str, index: int) -> dict[str, str]:
+def _host(name: str, index: int) -> str:
+    """Name of a pod's host. Other pods reach it under the subdomain."""
+    return f"{_MANIFEST['metadata']['name']}-{name}-0-{index}"
+
+
+_ADDRESS = f"{_host('coordinator', 0)}.{_MANIFEST['spec']['network']['subdomain']}:7733"
+
+
+def test_fields_of_the_manifest_are_known() -> None:
+    jsonschema.Draft7Validator(_JOBSET).validate(_MANIFEST)
+    for replicated in _MANIFEST["spec"]["replicatedJobs"]:
+        assert replicated.get("replicas", 1) == 1  # they would number their pods alike
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+        kubernetes_validate.validate({**job, **replicated["template"]}, "1.36", strict=True)
+
+
+@pytest.mark.parametrize("name", _JOBS)
+def test_pods_have_what_a_job_needs(name: str) -> None:
+    job = _JOBS[name]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert (job["completionMode"], job["parallelism"]) == ("Indexed", job["completions"])
+    assert pod["restartPolicy"] == "Never"  # a process can't join the job again
+    assert env["JAXHET_JOB_SECRET_FILE"] == "/run/jaxhet/secret"
+    assert not mounted["/run/jaxhet"]["secret"]["defaultMode"] & 0o004  # jaxhet refuses it
+    if name == "coordinator":
+        islands = ",".join(f"{island}={count}" for island, count in _ISLANDS.items())
+        options = ["--bind", "0.0.0.0:7733", "--islands", islands]
+        assert (job["completions"], container["command"][:2]) == (1, ["jaxhet", "coordinator"])
+        assert container["command"][2:] == options
+        return
+    assert container["command"][:3] == ["jaxhet", "run", "--"]
+    assert env["JAXHET_COORDINATOR_ADDRESS"] == _ADDRESS
+    assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory"  # the runtime's has 64 MiB
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]  # RDMA pins memory
+    assert any(key.endswith("/gpu") for key in container["resources"]["limits"])
+
+
+def _environ(name: str, index: int) -> dict[str, str]:
     """Variables of a pod: from its manifest, and from JobSet."""
-    (pod,) = (pod for own, _, pod in manifests.pods(manifest) if own == name)
-    environ = {e["name"]: e["value"] for e in pod["containers"][0]["env"] if "value" in e}
-    environ["HOSTNAME"] = manifests.host(manifest, name, index).split(".")[0]
-    annotations = {"jobset-name": manifest["metadata"]["name"], "replicatedjob-name": name}
-    for entry in pod["containers"][0]["env"]:
-        if field := entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath"):
-            environ[entry["name"]] = annotations[re.split(r"[/']", field)[2]]
-    return {**environ, "JOB_COMPLETION_INDEX": str(index)}
+    entries = _JOBS[name]["template"]["spec"]["containers"][0]["env"]
+    environ = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
+    annotations = {"jobset-name": _MANIFEST["metadata"]["name"], "replicatedjob-name": name}
+    fields = {f"metadata.annotations['jobset.sigs.k8s.io/{k}']": v for k, v in annotations.items()}
+    for entry in entries:
+        if "valueFrom" in entry:
+            environ[entry["name"]] = fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+    return {**environ, "HOSTNAME": _host(name, index), "JOB_COMPLETION_INDEX": str(index)}
 
 
 def test_pods_find_their_places_and_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = _manifest()
-    sizes = manifests.pods(manifest)[1:]
-    for island, index in ((island, i) for island, count, _ in sizes for i in range(count)):
+    for island, index in ((island, i) for island, n in _ISLANDS.items() for i in range(n)):
         for variable in list(os.environ):
             if variable.startswith(("JAXHET_", "JOB")):
                 monkeypatch.delenv(variable)
-        for variable, value in _environ(manifest, island, index).items():
+        for variable, value in _environ(island, index).items():
             monkeypatch.setenv(variable, value)
         config, _ = _clusters.resolve()
         assert (config.island, config.island_process_id) == (island, index)
         assert config.launched  # no process starts another coordinator
-        expected = f"{manifests.host(manifest, 'coordinator', 0)}:7733"
-        assert config.coordinator_address == expected
+        assert config.coordinator_address == _ADDRESS
 
 
 # Scripts.
