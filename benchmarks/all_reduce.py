@@ -1,10 +1,11 @@
 """How fast is an all-reduce over two islands, against JAX's own Gloo on the same processes?
 
     python -m benchmarks.all_reduce [--json FILE] [--sizes 1024,…] [--dtypes float32,bfloat16]
-                                    [--shapes 2x1,2x2]
+                                    [--shapes 2x1,2x2] [--systems jaxhet-socket,gloo] [--repeats 5]
 
-Jobs of all systems live side by side and take turns, 5 times, so that noise of the machine meets
-all of them. Times are of one call of a jitted `psum` until its result is ready, the longest of all
+A system is `gloo`, or `jaxhet-` with a transport and perhaps a value of JAXHET_ENCRYPTION, as in
+`jaxhet-socket-auth`. Jobs of all systems live side by side and take turns, so that noise of the
+machine meets all of them. Ratios are p50 of the last system / p50. Times are of one call of a jitted `psum` until its result is ready, the longest of all
 processes. Sizes are bytes per device. With n devices: algbw = bytes / p50,
 busbw = algbw × 2 (n − 1) / n (as in nccl-tests); GB/s = 1e9 B/s.
 """
@@ -27,7 +28,6 @@ from jaxhet.testing import Job, Shape, island_job, joined_job
 
 WORKER = pathlib.Path(__file__).with_name("all_reduce_worker.py")
 SYSTEMS = ("jaxhet-process_vm", "jaxhet-socket", "gloo")
-REPEATS = 5
 SIZES = (1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 LARGE_BYTES = 1 << 20
 # Bars of the project: (p50 ratio Gloo / jaxhet) by system, for 1 KiB and from 1 MiB
@@ -57,7 +57,7 @@ class Row:
     p99_us: float
     algbw_gb_s: float
     busbw_gb_s: float
-    ratio: float  # Gloo's p50 / this p50
+    ratio: float  # the last system's p50 / this p50
 
 
 def iterations(num_bytes: int) -> int:
@@ -69,26 +69,28 @@ def start(system: str, shape: Shape) -> Job:
     """The job of one system."""
     if system == "gloo":
         return joined_job(shape, WORKER)
-    return island_job(shape, WORKER, {"JAXHET_TRANSPORTS": system.removeprefix("jaxhet-")})
+    _, transport, *encryption = system.split("-")
+    env = {"JAXHET_TRANSPORTS": transport, "JAXHET_ENCRYPTION": "".join(encryption) or "off"}
+    return island_job(shape, WORKER, env)
 
 
 def measure(
-    shape: Shape, sizes: Sequence[int], dtypes: Sequence[str]
+    shape: Shape, sizes: Sequence[int], dtypes: Sequence[str], systems: Sequence[str], repeats: int
 ) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """Runs all systems on `shape`.
 
     Returns:
       Rows, and the times of a program without collectives by system.
     """
-    jobs = {system: start(system, shape) for system in SYSTEMS}
+    jobs = {system: start(system, shape) for system in systems}
     cases = [(dtype, size) for dtype in dtypes for size in sizes]
     times: dict[tuple[str, str, int], list[float]] = {}
     unrelated: dict[str, dict[str, list[float]]] = {
-        s: {"compile_s": [], "run_s": []} for s in SYSTEMS
+        s: {"compile_s": [], "run_s": []} for s in systems
     }
     try:
         for repeat in track(
-            range(REPEATS), f"{shape.num_processes} × {shape.devices}", console=Console(stderr=True)
+            range(repeats), f"{shape.num_processes} × {shape.devices}", console=Console(stderr=True)
         ):
             for dtype, size in cases:
                 for system, job in jobs.items():
@@ -102,13 +104,22 @@ def measure(
     finally:
         for job in jobs.values():
             job.close()
-    rows = [_row(system, shape, dtype, size, times) for dtype, size in cases for system in SYSTEMS]
+    rows = [
+        _row(system, shape, dtype, size, times, systems[-1])
+        for dtype, size in cases
+        for system in systems
+    ]
     medians = {s: {k: float(np.median(v)) for k, v in of.items()} for s, of in unrelated.items()}
     return rows, medians
 
 
 def _row(
-    system: str, shape: Shape, dtype: str, size: int, times: dict[tuple[str, str, int], list[float]]
+    system: str,
+    shape: Shape,
+    dtype: str,
+    size: int,
+    times: dict[tuple[str, str, int], list[float]],
+    baseline: str,
 ) -> Row:
     n = shape.num_devices
     measured = collectives.timing("all_reduce", size, n, times[system, dtype, size])
@@ -119,7 +130,7 @@ def _row(
         dtype=dtype,
         bytes=size,
         **dataclasses.asdict(measured),
-        ratio=float(np.median(times["gloo", dtype, size]) * 1e6 / measured.p50_us),
+        ratio=float(np.median(times[baseline, dtype, size]) * 1e6 / measured.p50_us),
     )
 
 
@@ -149,7 +160,7 @@ def show(rows: Sequence[Row], console: Console) -> bool:
     )
     reached = True
     for row in rows:
-        bar = bar_of(row)
+        bar = bar_of(row) if rows[-1].system == "gloo" else None
         good = bar is None or row.ratio >= bar
         reached &= good
         table.add_row(
@@ -171,13 +182,14 @@ def show(rows: Sequence[Row], console: Console) -> bool:
 
 def show_unrelated(shape: Shape, medians: dict[str, dict[str, float]], console: Console) -> None:
     """Prints what jaxhet costs a program without collectives."""
-    for system in SYSTEMS[:-1]:
+    *systems, last = medians
+    for system in systems:
         compile_ratio, run_ratio = (
-            medians[system][k] / medians["gloo"][k] for k in ("compile_s", "run_s")
+            medians[system][k] / medians[last][k] for k in ("compile_s", "run_s")
         )
         console.print(
             f"program without collectives, {shape.num_processes} × {shape.devices},"
-            f" {system} / plain JAX: compile time × {compile_ratio:.3f}, run time × {run_ratio:.3f}"
+            f" {system} / {last}: compile time × {compile_ratio:.3f}, run time × {run_ratio:.3f}"
         )
 
 
@@ -188,14 +200,21 @@ def main() -> int:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--shapes", default="2x1,2x2", help="processes x devices per process")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    systems = args.systems.split(",")
     console = Console(width=120)
     rows: list[Row] = []
     for text in args.shapes.split(","):
         processes, devices = map(int, text.split("x"))
         shape = Shape(processes, 1, devices)
         more, medians = measure(
-            shape, [int(s) for s in args.sizes.split(",")], args.dtypes.split(",")
+            shape,
+            [int(s) for s in args.sizes.split(",")],
+            args.dtypes.split(","),
+            systems,
+            args.repeats,
         )
         rows += more
         show_unrelated(shape, medians, console)
