@@ -13,8 +13,6 @@ import os
 import pathlib
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from signal import SIGKILL, SIGTERM, Signals
@@ -22,9 +20,8 @@ from signal import SIGKILL, SIGTERM, Signals
 import pytest
 from watched import Line, WatchedJob
 
-from jaxhet.testing import FAST_COMPILE
 from models.extras.records import METRICS, differences, read_rows
-from tests.support.jobs import PYTHONPATH, ROOT
+from tests.support.commands import python
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -86,23 +83,8 @@ def start(folder: pathlib.Path, mesh: str, islands: int = 2, devices: int = 1) -
 
 def one_world(folder: pathlib.Path, mesh: str, devices: int) -> None:
     """Trains in one process without islands."""
-    env = {
-        **os.environ,
-        **FAST_COMPILE,
-        "PYTHONPATH": PYTHONPATH,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(devices),
-    }
-    ended = subprocess.run(
-        [sys.executable, "-m", "models.pretrain", *words_of(folder, mesh)],
-        env=env,
-        cwd=ROOT,
-        timeout=WAIT_BUDGET_S,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    words = ("-m", "models.pretrain", *words_of(folder, mesh))
+    python(*words, timeout_s=WAIT_BUDGET_S, env={"JAX_NUM_CPU_DEVICES": str(devices)})
 
 
 def copied(folder: pathlib.Path, name: str) -> pathlib.Path:

@@ -1,11 +1,10 @@
 """Wrong settings and wrong calls are errors that say what to do."""
 
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
+from tests.support.commands import launch, python
 from tests.support.scripts import job, run
 
 pytestmark = pytest.mark.early
@@ -201,11 +200,7 @@ if __name__ == "__main__":
     loader.join()
     print("loader's exit code:", loader.exitcode)
 """)
-    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--devices", "1", "--", sys.executable]
-    ended = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    ended = python(*launch("--devices=1"), script)
     text = ended.stdout + ended.stderr
     assert text.count("loader's exit code: 1") == 2, text
     assert text.count("UsageError: this process can't join the job: the process that started") == 2

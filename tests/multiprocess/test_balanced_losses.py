@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.extras.records import METRICS, read_rows
-from tests.support.launched import launched
+from tests.support.commands import launch, python
 
 STEPS = 300
 RUNS = {
@@ -25,8 +25,8 @@ def test_unequal_shares_differ_from_equal_ones_by_the_noise_of_orders(
     how = f"--mesh=data=2 --batch=16 --seq=32 --accumulate=4 --steps={STEPS} --log-every=50"
     folders = {name: tmp_path / name.replace(" ", "-") for name in RUNS}
     runs = [f"{how} {words} --run-dir={folders[name]}" for name, words in RUNS.items()]
-    ended = launched("tests.multiprocess.several_runs", *runs, timeout_s=280)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    program = ("-m", "tests.multiprocess.several_runs", *runs)
+    python(*launch("--islands=2", "--devices=1"), *program, timeout_s=280)
     losses = {
         name: np.array([row["loss"] for row in read_rows(folder / METRICS)])
         for name, folder in folders.items()

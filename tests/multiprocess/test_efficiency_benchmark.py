@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
@@ -16,7 +15,7 @@ from benchmarks.efficiency import (
     table,
     table_rows,
 )
-from tests.support.jobs import ROOT
+from tests.support.commands import python
 
 _SPIN = """
 import time
@@ -28,10 +27,8 @@ print(time.process_time())
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.efficiency", "--config=tiny", "--turns=1"]
-    return subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = ("-m", "benchmarks.efficiency", "--config=tiny", "--turns=1")
+    return python(*command, *options, exit_code=None)
 
 
 def test_ideal_is_the_sum_of_the_islands_alone() -> None:

@@ -4,15 +4,13 @@ Replica 0 of the state saves to persistent storage only, and each other replica 
 processes. The second step is on these disks alone.
 """
 
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
+from tests.support.commands import launch, python
 from tests.support.jobs import ROOT
 
 _PROGRAM = ROOT / "tests" / "multiprocess" / "emergency_program.py"
@@ -20,17 +18,8 @@ _PROGRAM = ROOT / "tests" / "multiprocess" / "emergency_program.py"
 
 def _run(what: str, folder: pathlib.Path, islands: int, processes: int) -> list[str]:
     """Steps that the processes of a job restored."""
-    launch = [sys.executable, "-m", "jaxhet.cli", "launch", f"--islands={islands}"]
-    launch += [f"--processes-per-island={processes}", "--", sys.executable, str(_PROGRAM)]
-    ended = subprocess.run(
-        [*launch, what, str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    job = launch(f"--islands={islands}", f"--processes-per-island={processes}")
+    ended = python(*job, _PROGRAM, what, folder)
     return re.findall(r"restored step (\d+)", ended.stdout)
 
 

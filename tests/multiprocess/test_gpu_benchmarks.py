@@ -3,10 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -16,7 +13,7 @@ from benchmarks import collective_cases, gpu_parity
 from benchmarks.collectives import COLLECTIVES, Case, busbw_factor, timing
 from benchmarks.training import Built
 from models.extras.records import Replicas
-from tests.support.jobs import ROOT
+from tests.support.commands import python
 
 ON_CPU = ("--platform=cpu", "--systems=host,nccl")
 
@@ -24,9 +21,8 @@ ON_CPU = ("--platform=cpu", "--systems=host,nccl")
 def run(name: str, folder: pathlib.Path, *options: str) -> dict[str, Any]:
     """Runs a benchmark; returns what it wrote. A bar that is missed on CPU says nothing."""
     path = folder / "figures.json"
-    command = [sys.executable, "-m", f"benchmarks.{name}", *ON_CPU, f"--json={path}", *options]
-    env = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiles faster
-    result = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
+    command = ("-m", f"benchmarks.{name}", *ON_CPU, f"--json={path}", *options)
+    result = python(*command, exit_code=None)
     assert result.returncode in (0, 1), result.stdout + result.stderr
     assert path.exists(), result.stdout + result.stderr
     assert "bars reached" in result.stdout or "MISSED" in result.stdout, result.stdout

@@ -3,8 +3,6 @@
 import json
 import math
 import pathlib
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -17,7 +15,7 @@ from benchmarks.ladder_report import Row, compared, rates_of
 from benchmarks.ladder_rungs import DEFAULT, PARALLEL, REFERENCE, RUNGS, why_absent
 from benchmarks.training import Program, Trace
 from jaxhet.testing import Shape
-from tests.support.jobs import ROOT
+from tests.support.commands import python
 
 SMALL = ("--platform=cpu", "--layers=1", "--seq=8", "--steps=6", "--turns=2")
 CPU = Setting("cpu", Shape(2, 1, 2))
@@ -26,9 +24,7 @@ PROGRAM = Program("tiny", PARALLEL["stage"], scan=True, batch=8, seq=8)
 
 def climb(folder: pathlib.Path, *options: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Runs the ladder; its rows as written, by program and rung."""
-    command = [sys.executable, "-m", "benchmarks.ladder", f"--out={folder}", *options]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = python("-m", "benchmarks.ladder", f"--out={folder}", *options, timeout_s=900)
     assert (folder / "ladder.md").read_text() == result.stdout
     for name in ("tokens.png", "losses.png"):
         assert imread(folder / name).ndim == 3

@@ -5,14 +5,14 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 
 from jaxhet._doctor import exchanges
 from jaxhet._doctor.exchanges import Found, PeerFound
 from jaxhet._doctor.qualify import merge, pair_proofs
 from jaxhet._job.proofs import Proof
 from tests.support import schemas
-from tests.support.scripts import environment, job, run
+from tests.support.commands import launch, python
+from tests.support.scripts import job, run
 
 # The command, whose processes `{change}` changes, and the same in the processes that it starts.
 SCRIPT = """
@@ -34,6 +34,7 @@ exchanges.SIZES, exchanges.TIMED, exchanges.CHECKS = (8, 1 << 20), {8: 4, 1 << 2
 ELSEWHERE = """
 import dataclasses, os
 from jaxhet import _set_up
+from tests.support.commands import launch, python
 process = os.environ["JAXHET_PROCESS_ID"]
 make_info = _set_up.make_process_info
 def elsewhere(*arguments):
@@ -60,18 +61,7 @@ def test_launched_job_proves_every_pair(tmp_path: pathlib.Path):
     """Three processes; the third one pretends to be on another host."""
     report = tmp_path / "report.json"
     script = SCRIPT.format(change=SMALL + ELSEWHERE, report=str(report))
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "jaxhet.cli", "launch", "--processes-per-island", "2,1"),
-            *("--devices", "2", "--", sys.executable, "-c", script),
-        ],
-        check=False,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = python(*launch("--processes-per-island=2,1", "--devices=2"), "-c", script)
     assert "ok: every pair has a proven transport" in ended.stdout
     schemas.check("qualify", report.read_text())
     found = json.loads(report.read_text())

@@ -1,12 +1,8 @@
 """Ports of a job: who can reach them, and credentials that JAX wishes for."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.jobs import PYTHONPATH
+from tests.support.commands import launch, python
 from tests.support.scripts import job, run
 
 JOIN = "import jaxhet; jaxhet.initialize(); print('joined')"
@@ -55,15 +51,7 @@ jaxhet.shutdown()
 
 
 def test_launched_job_listens_on_loopback_only() -> None:
-    launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2"]
-    ended = subprocess.run(
-        [*launch, "--", sys.executable, "-c", _LISTENING],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu"},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ended = python(*launch("--islands=2"), "-c", _LISTENING)
     lines = [line.partition("addresses: ")[2] for line in ended.stdout.splitlines()]
     assert len(lines) == 2
     for line in lines:

@@ -2,24 +2,21 @@
 
 import json
 import pathlib
-import subprocess
 
 import pytest
 
-from tests.support.launched import launched
+from tests.support.commands import launch, python
 
-
-def suggest(islands: int, *options: str) -> subprocess.CompletedProcess[str]:
-    plan = ("models.suggest", "--config=tiny", "--batch=8", "--seq=16")
-    return launched(*plan, *options, islands=islands, timeout_s=800)
+SUGGEST = ("-m", "models.suggest", "--config=tiny", "--batch=8", "--seq=16")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_suggestions_are_ranked_and_the_first_is_tried(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "found.json"
-    ended = suggest(2, "--accumulate=2", "--try=1", f"--json={path}")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    options = ("--accumulate=2", "--try=1", f"--json={path}")
+    job = launch("--islands=2", "--devices=1")
+    ended = python(*job, *SUGGEST, *options, timeout_s=800)
     found = json.loads(path.read_text())
     seconds = [each["candidate"]["compute"] + each["exchange"] for each in found]
     assert seconds == sorted(seconds)
@@ -38,10 +35,10 @@ def test_suggestions_are_ranked_and_the_first_is_tried(tmp_path: pathlib.Path) -
 def test_times_on_islands_of_unequal_speed_are_as_predicted(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "found.json"
     where = tuple(f"--island-env=island{i}:LAYER_S={s}" for i, s in enumerate((0.005, 0.015)))
-    plan = ("tests.multiprocess.several_runs", "suggest", "--config=tiny", f"--json={path}")
+    plan = ("-m", "tests.multiprocess.several_runs", "suggest", "--config=tiny", f"--json={path}")
     options = ("--batch=16", "--seq=8", "--accumulate=4", "--remat=full", "--try=9")
-    ended = launched(*plan, *options, options=where, timeout_s=800)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    job = launch("--islands=2", "--devices=1", *where)
+    python(*job, *plan, *options, timeout_s=800)
     found = json.loads(path.read_text())
     words = [each["candidate"]["options"] for each in found]
     assert words[0] == {"mesh": "data=2", "accumulate": 4, "balance": "6,2"}
@@ -55,6 +52,5 @@ def test_times_on_islands_of_unequal_speed_are_as_predicted(tmp_path: pathlib.Pa
 
 
 def test_single_island_has_nothing_to_share() -> None:
-    ended = suggest(1)
-    assert ended.returncode == 1
+    ended = python(*launch("--islands=1", "--devices=1"), *SUGGEST, exit_code=1)
     assert "numbers of devices of the islands: island0 1. Start two or more" in ended.stderr

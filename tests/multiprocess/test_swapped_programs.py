@@ -1,8 +1,6 @@
 """Programs that differ in one object are told apart, or refused; data is never swapped."""
 
 import pathlib
-import subprocess
-import sys
 from collections.abc import Collection
 
 import jax
@@ -14,6 +12,7 @@ from two_islands import SET_UP
 from jaxhet._traced import jaxprs
 from jaxhet._traced.jaxprs import Program
 from jaxhet._traced.words import first_difference
+from tests.support.commands import python
 from tests.support.scripts import Ended, job, run
 
 
@@ -72,16 +71,7 @@ for name, make in {**pairs.PAIRS, "gradient of a step": gradient}.items():
 
 def test_words_are_the_same_in_every_process() -> None:
     """In processes that were started, not forked: they have other addresses and orders of sets."""
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", _WORDS],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": str(seed)},
-        ).stdout
-        for seed in (1, 2)
-    }
+    outputs = {python("-c", _WORDS, env={"PYTHONHASHSEED": str(seed)}).stdout for seed in (1, 2)}
     assert not any("0x" in output for output in outputs)
     first, *others = (output.splitlines() for output in outputs)
     assert not [

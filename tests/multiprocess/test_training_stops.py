@@ -1,17 +1,13 @@
 """Training over two islands whose processes differ stops before its first step."""
 
-import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 import time
 
-from jaxhet.testing import FAST_COMPILE
-from tests.support.jobs import ROOT
+from tests.support.commands import launch, python
 
-LAUNCH = ("jaxhet.cli", "launch", "--islands=2", "--devices=1", "--")
 TRAIN = ("models.pretrain", "--config=tiny", "--batch=4", "--seq=16", "--mesh=data=2", "--warmup=1")
 
 
@@ -20,21 +16,13 @@ def _train_differently(*options: str) -> str:
     words = (sys.executable, "-m", *TRAIN, "--steps=3", "--log-every=1", *options)
     program = " ".join(shlex.quote(word).replace("$ID", "'$JAXHET_PROCESS_ID'") for word in words)
     begin = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-m", *LAUNCH, "sh", "-c", f"exec {program}"],
-        cwd=ROOT,
-        env={**os.environ, **FAST_COMPILE},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 1, ended.stdout
+    *job, _ = launch("--islands=2", "--devices=1")
+    ended = python(*job, "sh", "-c", f"exec {program}", exit_code=1)
+    output = ended.stdout + ended.stderr
     assert time.monotonic() - begin < 120
-    assert "step 1/" not in ended.stdout
-    assert "Traceback" not in ended.stdout
-    return ended.stdout
+    assert "step 1/" not in output
+    assert "Traceback" not in output
+    return output
 
 
 def test_other_seed_and_data_of_an_island_are_named_before_the_first_step(

@@ -8,13 +8,13 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from models.pretrain import parse
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.support.commands import python
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -39,33 +39,14 @@ def _blocks(page: str, info: str) -> list[str]:
     return [text for words, text in fences if words == info]
 
 
-def _command(command: str) -> list[str]:
-    """A command line that begins with `jaxhet`, for this Python."""
+def _run(command: str, folder: pathlib.Path, packages: pathlib.Path = _ROOT, **env: str) -> str:
+    """Output of a command line of `jaxhet`, with a further folder of packages."""
     program, *arguments = shlex.split(command.replace("\\\n", " "))
     assert program == "jaxhet"
-    return [sys.executable, "-m", "jaxhet.cli", *arguments]
-
-
-def _environment(packages: pathlib.Path = _ROOT, **env: str) -> dict[str, str]:
-    """The environment of a command, with a further folder of packages."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), kept["PATH"]])
-    return {**kept, "PATH": path, "PYTHONPATH": f"{_ROOT}{os.pathsep}{packages}", **env}
-
-
-def _run(
-    command: str, folder: pathlib.Path, packages: pathlib.Path = _ROOT, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs a command line that begins with `jaxhet`, with a further folder of packages."""
-    return subprocess.run(
-        _command(command),
-        cwd=folder,
-        env=_environment(packages, **env),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    found = {"PATH": path, "PYTHONPATH": f"{_ROOT}{os.pathsep}{packages}"}
+    env = {"JAX_PLATFORMS": "", "XLA_FLAGS": "", **found, **env}
+    return python("-m", "jaxhet.cli", *arguments, folder=folder, env=env).stdout
 
 
 def test_all_programs_in_documents_are_run() -> None:
@@ -110,11 +91,8 @@ def test_parts_of_programs_run(tmp_path: pathlib.Path) -> None:
     parts = [text for page in _PARTS for text in _blocks(page, "python")]
     assert len(parts) == len(_PARTS) + 2
     (tmp_path / "train.py").write_text("\n".join([_BEFORE, *parts, "jaxhet.shutdown()"]))
-    result = _run(
-        "jaxhet launch --islands 2 --devices 4 -- python train.py", tmp_path, JAX_PLATFORMS="cpu"
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("saved") == 2
+    command = "jaxhet launch --islands 2 --devices 4 -- python train.py"
+    assert _run(command, tmp_path, JAX_PLATFORMS="cpu").count("saved") == 2
 
 
 _BEFORE_THIN_LINKS = """
@@ -142,26 +120,16 @@ def test_programs_of_thin_links_run(tmp_path: pathlib.Path) -> None:
     parts = _blocks("thin-links.md", "python")
     program = "\n".join([_BEFORE_THIN_LINKS, *parts, _AFTER_THIN_LINKS])
     (tmp_path / "train.py").write_text(program)
-    result = _run(
-        "jaxhet launch --islands 2 --devices 1 -- python train.py", tmp_path, JAX_PLATFORMS="cpu"
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("trained True") == 2
-    assert result.stdout.count("arrived True") == 2
+    command = "jaxhet launch --islands 2 --devices 1 -- python train.py"
+    output = _run(command, tmp_path, JAX_PLATFORMS="cpu")
+    assert output.count("trained True") == 2
+    assert output.count("arrived True") == 2
 
 
 def test_example_of_a_test_passes(tmp_path: pathlib.Path) -> None:
     for text in _blocks("testing.md", "python"):
         (tmp_path / text.split()[1]).write_text(text)
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_total.py"],
-        cwd=tmp_path,
-        env=_environment(tmp_path, JAX_PLATFORMS="cpu"),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    ended = python("-m", "pytest", "-p", "no:cacheprovider", "test_total.py", folder=tmp_path)
     assert "1 passed" in ended.stdout, ended.stdout
 
 
@@ -176,17 +144,15 @@ def test_plan_of_the_tutorial_is_printed(tmp_path: pathlib.Path) -> None:
     (folder / "example.py").write_text(program)
     (shown,) = _blocks(page, "")
     command, _, output = shown.removeprefix("$ ").partition("\n")
-    result = _run(command, folder, PLUGINS)
-    assert result.returncode == 0, result.stderr
-    assert [line.rstrip() for line in result.stdout.splitlines()] == output.splitlines()
+    printed = _run(command, folder, PLUGINS)
+    assert [line.rstrip() for line in printed.splitlines()] == output.splitlines()
 
 
 @pytest.mark.slow
 def test_training_of_the_tutorial_runs_and_resumes(tmp_path: pathlib.Path) -> None:
     *_, command = _blocks("04-parallelism.md", "")
     for _ in range(2):
-        result = _run(command.replace("runs/tutorial", str(tmp_path / "run")), _ROOT)
-        assert result.returncode == 0, result.stderr
+        _run(command.replace("runs/tutorial", str(tmp_path / "run")), _ROOT)
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
@@ -196,9 +162,8 @@ def test_program_of_two_vendors_trains_on_islands_of_cpus(tmp_path: pathlib.Path
     (program,) = _blocks(page, "python")
     (tmp_path / "train.py").write_text(program)
     (command,) = (text for text in _blocks(page, "") if text.startswith("JAX_PLATFORMS=cpu "))
-    result = _run(command.removeprefix("JAX_PLATFORMS=cpu "), tmp_path, JAX_PLATFORMS="cpu")
-    assert result.returncode == 0, result.stderr
-    lines = re.findall(r"^\[island0/0\] step (\d+): loss (\S+)$", result.stdout, re.MULTILINE)
+    output = _run(command.removeprefix("JAX_PLATFORMS=cpu "), tmp_path, JAX_PLATFORMS="cpu")
+    lines = re.findall(r"^\[island0/0\] step (\d+): loss (\S+)$", output, re.MULTILINE)
     assert [int(number) for number, _ in lines] == list(range(0, 100, 10))
     losses = [float(value) for _, value in lines]
     assert losses == sorted(losses, reverse=True)
@@ -211,21 +176,18 @@ def test_unequal_islands_of_the_tutorial_have_shares_and_equal_losses(
     (program,) = _blocks(page, 'python title="unequal.py"')
     (tmp_path / "unequal.py").write_text(program)
     (command,) = _blocks(page, "")
-    result = _run(command, tmp_path, JAX_PLATFORMS="cpu")
-    assert result.returncode == 0, result.stderr
-    found = re.findall(
-        r"^\[island0/0\] \((\d+), (\d+)\): .* loss (\S+)$", result.stdout, re.MULTILINE
-    )
+    output = _run(command, tmp_path, JAX_PLATFORMS="cpu")
+    found = re.findall(r"^\[island0/0\] \((\d+), (\d+)\): .* loss (\S+)$", output, re.MULTILINE)
     (_, _, even), (fast, slow, measured) = found
     assert int(fast) > int(slow)
     assert int(fast) + int(slow) == 12
     assert float(measured) == pytest.approx(float(even), rel=1e-5)
-    assert result.stdout.count("compilations: 1") == 2
+    assert output.count("compilations: 1") == 2
 
 
 def test_training_that_the_reader_kills_has_options_that_exist() -> None:
     """tests/faults/test_kill_training.py kills trainings and resumes them."""
     command, *_ = _blocks("05-failures.md", "")
-    words = _command(command)
+    words = shlex.split(command.replace("\\\n", " "))
     options = parse(words[words.index("models.pretrain") + 1 :])
     assert (options.resume, options.checkpoint_every) == ("auto", 100)

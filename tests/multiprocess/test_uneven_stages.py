@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.extras.records import METRICS, read_rows
-from tests.support.launched import launched
+from tests.support.commands import launch, python
 
 LAYER_S = 0.005, 0.015  # the first island is three times as fast
 MICROBATCHES = 4
@@ -22,8 +22,8 @@ def test_measured_stages_beat_equal_ones_on_islands_of_unequal_speed(
     run += " --seq=8 --steps=8 --log-every=1"
     folders = tmp_path / "even", tmp_path / "auto"
     runs = [f"{run} --run-dir={folders[0]}", f"{run} --run-dir={folders[1]} --stages=auto"]
-    ended = launched("tests.multiprocess.several_runs", *runs, options=where, timeout_s=250)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    program = ("-m", "tests.multiprocess.several_runs", *runs)
+    python(*launch("--islands=2", "--devices=1", *where), *program)
     even, auto = (read_rows(folder / METRICS) for folder in folders)
     assert [row["stages"]["layers"] for row in auto if "stages" in row] == [[3, 1]]
     seconds = [min(row["seconds"] for row in rows[1:]) for rows in (even, auto)]

@@ -1,34 +1,21 @@
 """Training over islands with unlike arithmetic: one compiles for AVX, without FMA."""
 
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from models.extras.records import METRICS, compare_replicas, read_rows
-from tests.support.jobs import ROOT
+from tests.support.commands import launch, python
 
 UNLIKE = "island1:XLA_FLAGS=--xla_cpu_max_isa=AVX"
 
 
 def pretrain(run_dir: pathlib.Path, *options: str) -> tuple[list[dict[str, Any]], str]:
     """Trains `tiny` on 2 islands x 2 devices; the rows of its log lines, and its output."""
-    launch = ("jaxhet.cli", "launch", "--devices", "2", "--island-env", UNLIKE, "--")
-    train = ("models.pretrain", "--config", "tiny", "--batch", "8", "--seq", "16", "--digest")
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", *launch, sys.executable, "-m", *train, "--log-every", "20"),
-            *("--run-dir", str(run_dir), *options),
-        ],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    train = "-m models.pretrain --config tiny --batch 8 --seq 16 --digest --log-every 20 --run-dir"
+    job = launch("--devices=2", f"--island-env={UNLIKE}")
+    ended = python(*job, *train.split(), run_dir, *options, env={"XLA_FLAGS": ""})
     rows = [row for row in read_rows(run_dir / METRICS) if "replicas" in row]
     return rows, ended.stderr
 

@@ -1,9 +1,6 @@
 """GPUs that the launcher gives to each process, and settings of XLA before its start."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -14,6 +11,7 @@ from jaxhet._jax import jaxlib
 from jaxhet._launch import environ
 from jaxhet._launch import gpus as _gpus
 from jaxhet._launch.gpus import Gpus
+from tests.support.commands import python
 
 _CUDA, _HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _OWN = "JAXHET_LOCAL_DEVICE_IDS"
@@ -168,13 +166,8 @@ def test_flags_are_known_to_xla() -> None:
     off = [f"--{name}=false" for name in gpu_settings.REFUSED if "pipeline_par" not in name]
     flags = [gpu_settings.complete(""), *(f for f in off if "disable_async" not in f)]
     for more, text in (([], ""), (["--xla_gpu_no_such=1"], "Unknown flag")):  # which is fatal
-        result = subprocess.run(
-            [sys.executable, "-c", "import jax; jax.jit(lambda x: x + 1)(1)"],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join([*flags, *more])},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        program = ("-c", "import jax; jax.jit(lambda x: x + 1)(1)")
+        result = python(*program, exit_code=None, env={"XLA_FLAGS": " ".join([*flags, *more])})
         assert (result.returncode == 0) == (not more), result.stderr
         assert text in result.stderr
 

@@ -4,12 +4,12 @@ import ast
 import functools
 import pathlib
 import re
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support.commands import python
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PLUGIN = _ROOT / "xla_plugin"
@@ -298,10 +298,7 @@ def test_no_file_reads_the_environment_but_by_the_table_of_options():
 @pytest.mark.parametrize("module", ["jaxhet.cli", "jaxhet._job.coordinator_process"])
 def test_launcher_and_coordinator_do_without_jax(module: str):
     script = f"import sys, {module}; print(sorted({{'jax', 'numpy'}} & sys.modules.keys()))"
-    ended = subprocess.run(
-        [sys.executable, "-c", script], check=False, cwd=_ROOT, capture_output=True, text=True
-    )
-    assert ended.stdout == "[]\n", ended.stderr
+    assert python("-c", script).stdout == "[]\n"
 
 
 def test_no_two_test_files_have_one_name():

@@ -24,6 +24,7 @@ from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.support import schemas
+from tests.support.commands import python
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -359,16 +360,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def _run(
     *arguments: str, folder: pathlib.Path = ROOT, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA_FLAGS"))}
-    return subprocess.run(
-        [sys.executable, "-m", "jaxhet.cli", "plan", *arguments],
-        env={**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}", **env},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}", "JAX_PLATFORMS": "", "XLA_FLAGS": ""}
+    command = ("-m", "jaxhet.cli", "plan", *arguments)
+    return python(*command, folder=folder, exit_code=None, env={**path, **env})
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])

@@ -3,7 +3,6 @@
 import doctest
 import importlib.metadata
 import inspect
-import os
 import pathlib
 import re
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 import jaxhet
 from jaxhet import optim
+from tests.support.commands import launch, python
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HASHED = ("docs", "jax-next", "plugins", "plugins-next", "programs", "small_model", "wheel")
@@ -25,15 +25,7 @@ _DOCUMENTS = (
 
 def _tracked() -> list[pathlib.Path]:
     """The files of the project: what git tracks or would track."""
-    git = [
-        "git",
-        "-c",
-        "safe.directory=*",
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
+    git = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard"]
     names = subprocess.run(git, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
     return [path for name in names.splitlines() if (path := _ROOT / name).is_file()]
 
@@ -59,26 +51,13 @@ def _launched(program: str, folder: pathlib.Path, *options: str) -> str:
     """The output of a program on two islands."""
     path = folder / "example.py"
     path.write_text(program)
-    command = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2", *options]
-    result = subprocess.run(
-        [*command, "--", sys.executable, str(path)],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return python(*launch("--islands=2", *options), path, env={"XLA_FLAGS": ""}).stdout
 
 
 def test_checkout_without_its_extension_says_how_to_build_it():
     code = "import sys; sys.path[:] = sys.argv[1:]; import jaxhet._ffi"
     paths = [str(_ROOT), *(path for path in sys.path if path)]
-    ended = subprocess.run(
-        [sys.executable, "-S", "-c", code, *paths], check=False, capture_output=True, text=True
-    )
+    ended = python("-S", "-c", code, *paths, exit_code=None)
     assert (
         f"jaxhet was imported from {_ROOT}, where its extension is not built: run" in ended.stderr
     )
@@ -159,10 +138,7 @@ def test_metadata_of_the_wheel_has_the_notices_of_others(tmp_path: pathlib.Path)
         "from scikit_build_core.build import prepare_metadata_for_build_wheel as make;"
         f"print(make({str(tmp_path)!r}))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", make], cwd=_ROOT, check=False, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
+    python("-c", make)
     (folder,) = tmp_path.glob("*.dist-info")
     metadata = _text(folder / "METADATA")
     files = re.findall(r"^License-File: (.+)$", metadata, re.M)

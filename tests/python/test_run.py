@@ -9,20 +9,11 @@ import pytest
 from jaxhet import _auto
 from jaxhet._errors import UsageError
 from jaxhet.cli import run
-from tests.support.scripts import environment
-
-_RUN = [sys.executable, "-m", "jaxhet.cli", "run"]
+from tests.support.commands import python
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*_RUN, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-    )
+    return python("-m", "jaxhet.cli", "run", *arguments, exit_code=None)
 
 
 def test_program_is_started_with_the_options_in_its_environment(tmp_path: pathlib.Path) -> None:
@@ -83,11 +74,4 @@ def test_options_win_over_the_environment() -> None:
 
 def test_python_without_auto_does_not_load_jaxhet() -> None:
     script = "import sys; print([name for name in sys.modules if name == 'jaxhet'])"
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
-    assert ended.stdout == "[]\n"
+    assert python("-c", script).stdout == "[]\n"

@@ -2,13 +2,13 @@
 
 import os
 import pathlib
-import subprocess
 import sys
 
 from benchmarks.demo import FIRST_STEPS, FIRST_STEPS_TOLERANCE
 from jaxhet.testing import FAST_COMPILE
 from models.extras.records import METRICS, compare_replicas, differences, read_rows
-from tests.support.jobs import PYTHONPATH, ROOT
+from tests.support.commands import python
+from tests.support.jobs import PYTHONPATH
 from tests.support.scripts import environment
 
 # Prefixes of variables that a scheduler sets.
@@ -47,16 +47,7 @@ def losses(folder: pathlib.Path) -> list[float]:
 
 def train_in_one_world(folder: pathlib.Path, devices: int) -> list[float]:
     """The losses of the same training in one process of plain JAX."""
-    ended = subprocess.run(
-        command(folder, devices),
-        check=False,
-        cwd=ROOT,
-        env={**clean_environment(), "JAX_NUM_CPU_DEVICES": str(devices)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert ended.returncode == 0, ended.stderr
+    python(*command(folder, devices)[1:], env={"JAX_NUM_CPU_DEVICES": str(devices)})
     return losses(folder)
 
 

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from jaxhet._doctor.gpus import read_vendors
 from jaxhet._errors import UsageError
 from jaxhet._job import proofs
 from tests.support import schemas
+from tests.support.commands import python
 from tests.support.jobs import ROOT
 
 
@@ -34,15 +33,7 @@ def test_every_field_is_described(name: str):
 
 
 def _doctor(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAXHET_")}
-    return subprocess.run(
-        [sys.executable, "-m", "jaxhet.cli", "doctor", *arguments],
-        check=False,
-        env={**kept, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return python("-m", "jaxhet.cli", "doctor", *arguments, exit_code=None, env=env)
 
 
 def test_json_is_the_report():

@@ -1,9 +1,6 @@
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +13,7 @@ from models.extras.accumulate import Accumulation
 from models.train import FINAL_RATE, Schedule, Trainer
 from tests.python.models.conftest import SCHEDULE
 from tests.python.models.hlo_groups import collectives
-from tests.support.jobs import ROOT
+from tests.support.commands import python
 
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIGS["tiny"].vocab)
 
@@ -99,15 +96,8 @@ def test_island_exchanges_gradients_once_for_all_parts():
 
     def plan(parts: int) -> dict[str, int]:
         words = "--config tiny --mesh data=2 --batch 8 --seq 16 --accumulate"
-        ended = subprocess.run(
-            [sys.executable, "-m", "jaxhet.cli", "plan", "--islands=2", "--json", planned.TARGET],
-            env=os.environ | {planned.OPTIONS: f"{words} {parts}", "JAX_PLATFORMS": "cpu"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(ended.stdout)
+        command = ("-m", "jaxhet.cli", "plan", "--islands=2", "--json", planned.TARGET)
+        return json.loads(python(*command, env={planned.OPTIONS: f"{words} {parts}"}).stdout)
 
     one, four = plan(1), plan(4)
     assert one["bytes_per_step"] > 0

@@ -1,8 +1,5 @@
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +19,7 @@ from tests.python.models.golden_models import (
     whole,
 )
 from tests.python.models.load_memory import STATUS
-from tests.support.jobs import ROOT
+from tests.support.commands import python
 
 QUICK = ("llama-2", "qwen2.5", "qwen3-moe")
 EACH_FAMILY = pytest.mark.parametrize(
@@ -150,12 +147,8 @@ def large(tmp_path_factory):
 def test_memory_of_a_load_is_below_two_of_the_largest_tensor(large):
     """Measured by the system, including the memory of CPU devices beside the parameters."""
     # Freed memory is returned at once, so that it can't hide later allocations.
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "tests.python.models.load_memory", str(large)]
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    command = ("-m", "tests.python.models.load_memory", large)
+    ended = python(*command, env={"MALLOC_MMAP_THRESHOLD_": "65536"})
     parameters, growth = map(int, ended.stdout.split())
     assert parameters > 4 * 2 * 65536 * 256  # heads and norms have replicas
     assert growth > parameters  # they are among what was measured

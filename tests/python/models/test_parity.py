@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 
 import pytest
@@ -7,6 +6,7 @@ import pytest
 from models.extras import parity_report, parity_runs
 from models.extras.parity_runs import ISLANDS, ONE_WORLD, PERMUTED, UNLIKE
 from models.parity import parse, train
+from tests.support.commands import python
 
 MESH = "data=2,model=2"
 
@@ -170,19 +170,9 @@ def test_thin_runs_are_shown_beside_the_others_without_a_bar(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_report_of_real_runs(tmp_path):
-    words = [
-        "--meshes",
-        "data=4",
-        MESH,
-        "--steps=6",
-        "--log-every=3",
-        "--jobs=2",
-        "--permutations=1",
-    ]
-    command = [sys.executable, "-m", "models.parity", *words, f"--out={tmp_path}"]
-    command += ["--config=tiny-qwen", "--batch=8"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    words = f"--meshes data=4 {MESH} --steps=6 --log-every=3 --jobs=2 --permutations=1"
+    model = ("--config=tiny-qwen", "--batch=8", f"--out={tmp_path}")
+    python("-m", "models.parity", *words.split(), *model, timeout_s=850, env={"XLA_FLAGS": ""})
     results = json.loads((tmp_path / "report.json").read_text())["results"]
     assert [(r["mesh"], r["run"]) for r in results[:2]] == [
         ("data=4", ONE_WORLD),
