@@ -5,9 +5,10 @@
 
 A system is `gloo`, or `jaxhet-` with a transport and perhaps a value of JAXHET_ENCRYPTION, as in
 `jaxhet-socket-auth`. Jobs of all systems live side by side and take turns, so that noise of the
-machine meets all of them. Ratios are p50 of the last system / p50. Times are of one call of a jitted `psum` until its result is ready, the longest of all
-processes. Sizes are bytes per device. With n devices: algbw = bytes / p50,
-busbw = algbw × 2 (n − 1) / n (as in nccl-tests); GB/s = 1e9 B/s.
+machine meets all of them. Ratios are p50 of the last system / p50. Times are of one call of a
+jitted `psum` until its result is ready, the longest of all processes. Sizes are bytes per device.
+With n devices: algbw = bytes / p50, busbw = algbw × 2 (n − 1) / n (as in nccl-tests);
+GB/s = 1e9 B/s.
 """
 
 import argparse
