@@ -26,7 +26,7 @@ def python(
       env: Further variables.
       folder: Folder in which it runs.
       timeout_s: Longest time.
-      exit_code: What it must end with; None for anything.
+      exit_code: Exit code that it must have; None for any.
     """
     ended = subprocess.run(
         [sys.executable, *words],
