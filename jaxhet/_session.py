@@ -278,14 +278,13 @@ class Session:
         self._closed.set()
         for observer in self._observers:
             observer.close()
-        if self.compilation.connector is not None:
-            self.compilation.connector.leave()
+        connector = self.compilation.connector
+        if connector is not None:
+            connector.close()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
-        if self.compilation.connector is not None and self._membership is not None:
-            if not self.error():
-                self._membership.wait_for_all_to_leave(timeout_s)
-            self.compilation.connector.close()
+        if connector is not None and self._membership is not None and not self.error():
+            self._membership.wait_for_all_to_leave(timeout_s)
         self.discard()
         if self._membership is not None:
             self._membership.leave()

@@ -276,7 +276,7 @@ def _make_connector(
         if pairs:
             engine.open_channels(pairs, links, timeout_s)
 
-    return _connector.Connector(listener, members, is_whole, open_peer, job.membership, timeout_s)
+    return _connector.Connector(listener, members, is_whole, open_peer, job.membership)
 
 
 def _start_jax(job: _Job) -> _session.Session:

@@ -1,13 +1,11 @@
 """Connects this process to peers when a program needs them, in jobs that do not connect all.
 
-The process with the higher id connects, as in `_job/bootstrap.py`. A process that needs peers names
-them to the coordinator, which has those with higher ids connect, and answers which have left. The
-other end connects on a thread of its own, wherever its program is.
+A process that needs peers names them to the coordinator, which tells these, and answers which have
+left. The other end connects on a thread of its own, wherever its program is.
 """
 
 import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
@@ -72,7 +70,6 @@ class Connector:
       open_peer: Connects a peer and gives it to the engine; blocks. It calls its second argument
         meanwhile.
       membership: The connection to the coordinator.
-      timeout_s: Longest wait for a peer.
     """
 
     def __init__(
@@ -82,13 +79,11 @@ class Connector:
         connected: Iterable[int],
         open_peer: Callable[[ProcessInfo, Callable[[], None]], None],
         membership: Membership,
-        timeout_s: float,
     ):
         self._listener = listener
         self._members = members
         self._open_peer = open_peer
         self._membership = membership
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._pairs = {
             info.process: _Pair() for info in members if info.process != listener.process
@@ -107,7 +102,6 @@ class Connector:
         """
         self._fail = fail
         self._membership.listen_needs(self._needed_by, self._is_absent)
-        self._listener.announce_to(self._came)
 
     def need(self, processes: Iterable[int]) -> None:
         """Returns when all these peers are connected.
@@ -119,50 +113,26 @@ class Connector:
         waiting = [p for p in sorted(processes) if not self._pairs[p].done.is_set()]
         if waiting:
             self._membership.ask_for(waiting)
-        deadline = time.monotonic() + self._timeout_s
-        lower = [p for p in waiting if p < self._listener.process]
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:  # peers may be slow
-            list(pool.map(self._connect, lower))
-        for process in waiting:
-            self._wait(process, deadline)
+            list(pool.map(self._connect, waiting))
+        for pair in map(self._pairs.__getitem__, waiting):
+            pair.done.wait()  # another thread may connect it
+            if pair.error is not None:
+                raise pair.error
 
     def has(self, process: int) -> bool:
         """Whether a peer is connected."""
         pair = self._pairs[process]
         return pair.done.is_set() and pair.error is None
 
-    def leave(self) -> None:
-        """Makes no more connections; peers that try find theirs closed."""
-        self._is_closing = True
-
     def close(self) -> None:
-        """`leave`, and stops listening."""
+        """Stops listening, and makes no more connections."""
         self._is_closing = True
         self._listener.close()
 
     def close_in_child(self) -> None:
         """Closes a forked child's copies of the listening sockets."""
         self._listener.close_in_child()
-
-    def _wait(self, process: int, deadline: float) -> None:
-        pair = self._pairs[process]
-        while not pair.done.wait(0.05):
-            self._check(process)
-            if time.monotonic() > deadline:
-                raise TransportError(
-                    f"{self._members[process]} did not connect to process {self._listener.process}"
-                    f" at {self._listener.address} within {self._timeout_s:g} s"
-                    " (JAXHET_CONNECT_TIMEOUT_S); check that it can reach this address, or set"
-                    " JAXHET_SOCKET_ADDRESS here"
-                )
-        if pair.error is not None:
-            raise pair.error
-
-    def _came(self, process: int) -> None:
-        if self._is_closing:
-            self._listener.drop(process)
-        else:  # the first of its connections; `open_peer` waits for the others
-            self._connect(process)
 
     def _connect(self, process: int) -> None:
         """Connects a peer, unless another thread does."""
@@ -205,7 +175,7 @@ class Connector:
             )
 
     def _needed_by(self, process: int) -> None:
-        """A peer with a lower id needs this process; must not block."""
+        """A peer needs this process; must not block."""
         threading.Thread(
             target=self._connect, args=(process,), name="jaxhet-connect", daemon=True
         ).start()

@@ -14,7 +14,7 @@ one authenticated connection to every process of the job:
     process → coordinator  {"clock": number}    asks for the time (`_job/clock.py`)
     coordinator → process  {"clock": [number, microseconds]}
     process → coordinator  {"need": [process]}  a program of this process exchanges with these
-    coordinator → process  {"need": process}    which is lower, and to which this one connects
+    coordinator → process  {"need": process}    which needs this one: both connect
                            {"absent": [process]}
                                                 of the needed ones, those that leave or have left,
                                                 also later
@@ -308,15 +308,14 @@ class Coordinator:
             self._lock.notify_all()
 
     def _introduce(self, process: int, needed: Sequence[int]) -> None:
-        """Asks peers with higher ids to connect to a process; tells it which peers leave."""
+        """Tells peers that a process needs them, and the process which of them leave."""
         with self._lock:
             absent = [p for p in needed if p in self._leaving or p in self._left]
             if absent and process in self._outboxes:
                 self._outboxes[process].send({"absent": absent})
             for other in (self._outboxes.keys() & needed) - {*absent}:
                 self._needed_by.setdefault(other, set()).add(process)
-                if other > process:
-                    self._outboxes[other].send({"need": process})
+                self._outboxes[other].send({"need": process})
 
     def _set_leaving(self, process: int) -> None:
         with self._lock:

@@ -82,7 +82,6 @@ class Listener:
         self._arrived = threading.Condition()
         self._links: dict[tuple[int, int], Link] = {}
         self._taken: set[tuple[int, int]] = set()
-        self._announce: Callable[[int], None] | None = None
         addresses = [str(interface.address.ip) for interface in interfaces]
         servers = _listen(host, port, process, addresses)
         ports = dict(server.getsockname()[:2] for server in servers)
@@ -112,23 +111,6 @@ class Listener:
         self.job = job
         self.num_processes, self._num_channels = num_processes, num_channels
         self._assigned.set()
-
-    def announce_to(self, announce: Callable[[int], None]) -> None:
-        """Registers a function that other threads call for each connection that is not taken yet.
-
-        It may block.
-        """
-        with self._arrived:
-            self._announce = announce
-            waiting = {process for process, _ in self._links}
-        for process in waiting:
-            threading.Thread(target=announce, args=(process,), daemon=True).start()
-
-    def drop(self, process: int) -> None:
-        """Closes a peer's connections that are not taken yet."""
-        with self._arrived:
-            for key in [key for key in self._links if key[0] == process]:
-                self._links.pop(key).socket.close()
 
     def introduce(
         self,
@@ -254,9 +236,6 @@ class Listener:
                 return
             self._links[key] = link
             self._arrived.notify_all()
-            announce = self._announce
-        if announce is not None:
-            announce(key[0])
 
 
 def _round_trip_us(sock: socket.socket) -> int:

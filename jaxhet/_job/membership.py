@@ -152,7 +152,7 @@ class Membership:
         self._send({"failed": _errors.to_json(error)})
 
     def ask_for(self, processes: Sequence[int]) -> None:
-        """Tells the processes with higher ids to connect, and asks which have left the job."""
+        """Tells these processes to connect, and asks which have left the job."""
         self._send({"need": list(processes)})
 
     def listen_needs(

@@ -28,8 +28,7 @@ class _Engine:
     def join_peer(
         self, _config: Any, _members: Any, process: int, peer: PeerSockets, _refused: Any
     ) -> None:
-        with peer.control.socket as control, contextlib.suppress(OSError):
-            control.send(b"hello")  # the real one does so first
+        peer.control.socket.close()
         self.joined.append(process)
 
     def open_channels(
@@ -85,7 +84,7 @@ class _Process:
         for other in processes:
             if self.others[other].has_left:
                 self.on_absent(other)
-            elif other > self.listener.process:
+            else:
                 self.others[other].on_need(self.listener.process)
 
 
