@@ -62,7 +62,6 @@ class Config(Options):
         "bytes per chunk of a large message",
         minimum=4096,
         maximum=_MOST_BYTES,
-        unit="bytes",
         engine=True,
     )
     zero_copy: bool = knob(
@@ -75,7 +74,6 @@ class Config(Options):
         "bytes per slot of a path between two GPUs; over host and socket at most 2 MiB",
         minimum=4096,
         maximum=_MOST_BYTES,
-        unit="bytes",
         engine=True,
     )
     eager_bytes: int = knob(
@@ -84,7 +82,6 @@ class Config(Options):
         " program's own stream",
         minimum=0,
         maximum=_MOST_BYTES,
-        unit="bytes",
         engine=True,
     )
     verbs_depth: int = knob(
@@ -200,7 +197,7 @@ def takes_options[**P](
 
 def _engine_value(option: Option, value: Any) -> tuple[str, int | str]:
     name = option.name
-    if option.unit == "s":
+    if name.endswith("_s"):
         return name.removesuffix("_s") + "_ms", round(value * 1000)
     match value:
         case None:

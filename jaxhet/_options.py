@@ -25,7 +25,6 @@ class Option:
       choices: Valid values, or items; none: any.
       minimum: Smallest valid value.
       maximum: Largest valid value.
-      unit: Unit of the value, which the name repeats: "s" or "bytes".
       agreed: Whether every process of the job must have the same value.
       engine: Whether the C++ engine needs it (`Config.engine_values`).
       aliases: Other names of choices, and the choices that they stand for.
@@ -42,7 +41,6 @@ class Option:
     choices: tuple[str, ...]
     minimum: float | None = None
     maximum: float | None = None
-    unit: Literal["", "s", "bytes"] = ""
     agreed: bool = False
     engine: bool = False
     nccl: str = ""
@@ -326,14 +324,12 @@ class Options:
         "time for all processes to join and connect",
         minimum=0,
         maximum=_WEEK_S,
-        unit="s",
     )
     peer_timeout_s: float = option(
         8.0,
         "silence after which a peer has failed; heartbeats are sent eight times as often",
         minimum=0.001,
         maximum=_WEEK_S,
-        unit="s",
         engine=True,
     )
     deadline_s: float = option(
@@ -343,7 +339,6 @@ class Options:
         " another process with equal GPUs",
         minimum=0.001,
         maximum=_WEEK_S,
-        unit="s",
         engine=True,
     )
     exit_timeout_s: float = option(
@@ -353,7 +348,6 @@ class Options:
         " interpreter does not end after the program's exit hooks",
         minimum=1,
         maximum=_WEEK_S,
-        unit="s",
     )
     metrics_address: str | None = option(
         None,

@@ -1,11 +1,20 @@
-"""Collects the facts of a report, and the findings about them."""
+"""Facts of this machine for a report: GPUs, kernel, and all of them together."""
 
+import gzip
+import os
 import pathlib
+import re
 
-from jaxhet import _config
-from jaxhet._doctor import findings, gpus, host, nics, second_look, software
-from jaxhet._doctor.report import SCHEMA, Report
+from jaxhet import _config, _ffi
+from jaxhet._doctor import findings, nics, second_look, software
+from jaxhet._doctor.files import names, number, read
+from jaxhet._doctor.report import SCHEMA, Gpu, Host, Report, Vendor
+from jaxhet._vendors import BY_NAME
 
+# Without these two, some kernels lose what a NIC writes into an AMD GPU's memory.
+KERNEL_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
+_PCI = "sys/bus/pci/devices"
+_PCI_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)  # VGA, 3D, other display; processing accelerator
 ROOT = pathlib.Path("/")
 
 
@@ -21,12 +30,9 @@ def collect(root: pathlib.Path = ROOT) -> Report:
     second = second_look.look()
     programs = software.read_software(second.part)
     found = nics.read_nics(root, nics.ask_transport(_config.resolve()))
-    vendors = gpus.read_vendors(root)
-    kernel = host.read_host(root)
-    problems = (
-        *findings.find(programs, vendors, found, kernel),
-        *findings.compare(found, second),
-    )
+    vendors = read_vendors(root)
+    kernel = read_host(root)
+    problems = findings.find(programs, vendors, found, kernel, second)
     return Report(
         schema=SCHEMA,
         ok=all(finding.level != "error" for finding in problems),
@@ -36,3 +42,76 @@ def collect(root: pathlib.Path = ROOT) -> Report:
         nics=found,
         host=kernel,
     )
+
+
+def read_vendors(root: pathlib.Path) -> tuple[Vendor, ...]:
+    """All vendors, with or without GPUs here."""
+    return tuple(
+        Vendor(
+            name=name,
+            hardware=find_hardware(root, name),
+            reason=reason,
+            gpus=tuple(
+                Gpu(
+                    id=f"{name}:{info['ordinal']}",
+                    name=info["name"],
+                    pci=info["pci"].lower(),
+                    uuid=info["uuid"],
+                    driver=BY_NAME[name].driver_version(info["driver_version"]),
+                    stream_values=info["stream_values"],
+                    dma_buf=info["dma_buf"],
+                    gpu_direct_rdma=info["gpu_direct_rdma"],
+                )
+                for info in devices
+            ),
+        )
+        for name, devices, reason in _ffi.vendors()
+    )
+
+
+def find_hardware(root: pathlib.Path, vendor: str) -> tuple[str, ...]:
+    """The PCI addresses of a vendor's GPUs."""
+    return tuple(
+        address
+        for address in names(root, _PCI)
+        if number(read(root, f"{_PCI}/{address}/vendor"), -1) == BY_NAME[vendor].pci_vendor
+        and number(read(root, f"{_PCI}/{address}/class"), -1) >> 8 in _PCI_CLASSES
+    )
+
+
+def read_host(root: pathlib.Path) -> Host:
+    """The kernel of the machine whose files are below `root`."""
+    kernel = read(root, "proc/sys/kernel/osrelease")
+    return Host(
+        kernel=kernel,
+        kernel_options=_kernel_options(root, kernel),
+        memlock_bytes=_memlock(read(root, "proc/self/limits")),
+        shm_bytes=_shm(root),
+    )
+
+
+def _kernel_options(root: pathlib.Path, kernel: str) -> dict[str, str | None]:
+    """The values of KERNEL_OPTIONS; None where no file lists the kernel's options."""
+    text = read(root, f"boot/config-{kernel}")
+    if not text:
+        try:
+            packed = (root / "proc/config.gz").read_bytes()
+            text = gzip.decompress(packed).decode(errors="replace")
+        except (OSError, EOFError):
+            return dict.fromkeys(KERNEL_OPTIONS)
+    found = dict(re.findall(r"^(CONFIG_\w+)=(\S+)", text, re.MULTILINE))
+    return {name: found.get(name, "n") for name in KERNEL_OPTIONS}
+
+
+def _memlock(limits: str) -> int | None:
+    """Soft limit of locked memory, in bytes, from the process's table of limits."""
+    match = re.search(r"^Max locked memory\s+(\d+)", limits, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _shm(root: pathlib.Path) -> int | None:
+    try:
+        status = os.statvfs(root / "dev/shm")
+    except OSError:
+        return None
+    return status.f_blocks * status.f_frsize

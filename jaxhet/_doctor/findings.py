@@ -15,6 +15,7 @@ def find(
     vendors: Sequence[Vendor],
     nics: Sequence[Nic],
     host: Host,
+    second: SecondLook,
 ) -> tuple[Finding, ...]:
     """All findings, errors first."""
     found = [
@@ -26,14 +27,10 @@ def find(
         found += [
             *_of_rdma(software, host),
             *(finding for nic in nics for finding in _of_nic(nic)),
+            *(finding for nic in nics for finding in of_second_look(nic, second)),
             *(finding for vendor in vendors for finding in _of_device_memory(vendor, host)),
         ]
     return tuple(sorted(dict.fromkeys(found), key=lambda f: f.level))  # "error" < "warning"
-
-
-def compare(nics: Sequence[Nic], second: SecondLook) -> tuple[Finding, ...]:
-    """Differences between the two looks at the NICs."""
-    return tuple(finding for nic in nics for finding in _of_second_look(nic, second))
 
 
 def _error(text: str) -> Finding:
@@ -102,7 +99,8 @@ def _of_nic(nic: Nic) -> Iterator[Finding]:
             yield _warning(f"{where} can't be used: {port.problem}")
 
 
-def _of_second_look(nic: Nic, second: SecondLook) -> Iterator[Finding]:
+def of_second_look(nic: Nic, second: SecondLook) -> Iterator[Finding]:
+    """Differences between the two looks at a NIC."""
     for port in nic.ports:
         seen = second.ports.get((nic.name, port.number))
         if seen is None or nic.problem:

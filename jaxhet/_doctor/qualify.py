@@ -29,6 +29,7 @@ from jaxhet._doctor import exchanges
 from jaxhet._doctor.exchanges import Found, PeerFound
 from jaxhet._errors import UsageError
 from jaxhet._jax import platforms
+from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap, worst
 from jaxhet._net.addresses import join_address
 from jaxhet._options import PREFIX, TRANSPORTS
@@ -81,17 +82,6 @@ def qualify() -> tuple[int, Qualification]:
         _initialize.shutdown()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Member:
-    """A process of the job."""
-
-    process: int
-    host: str
-    host_id: str
-    platform: str
-    versions: dict[str, str]
-
-
 type Pair = tuple[int, int]
 
 
@@ -110,8 +100,8 @@ class _Job:
         self._host = session.config.socket_address or session.local_address
         self._environ = environ
         info = _set_up.make_process_info(session.config, "")
-        own = _Member(self._process, info.host, info.host_id, platform, info.versions)
-        self._members = [_Member(**fields) for fields in _gather(dataclasses.asdict(own))]
+        own = dataclasses.replace(info, process=session.process, platform=platform)
+        self._members = [*map(ProcessInfo.from_json, _gather(dataclasses.asdict(own)))]
 
     def prove(self) -> Qualification:
         written = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
@@ -173,7 +163,7 @@ class _Job:
         }
 
 
-def _pair_proof(low: _Member, high: _Member, proofs: Mapping[str, Proof]) -> PairProof:
+def _pair_proof(low: ProcessInfo, high: ProcessInfo, proofs: Mapping[str, Proof]) -> PairProof:
     return PairProof(
         processes=(low.process, high.process),
         hosts=(low.host, high.host),

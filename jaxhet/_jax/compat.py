@@ -29,7 +29,6 @@ from jaxhet._jax import hooks, jaxlib
 from jaxhet._jax.hooks import Hook as Hook
 from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._jax.replacements import install
-from jaxhet._net.credentials import Credentials
 
 _FOREVER_S = 7 * 24 * 3600
 _SIGACTION_BYTES = 256  # more than any Linux has
@@ -62,7 +61,7 @@ def connect_client(
     address: str,
     num_processes: int,
     process: int,
-    credentials: Credentials | None,
+    credentials: Mapping[str, Any],
     proxy: str,
 ) -> Any:
     """Connects this process to the coordination service and makes it JAX's own.
@@ -73,7 +72,7 @@ def connect_client(
       address: Address of the service.
       num_processes: Number of processes of the job.
       process: This process.
-      credentials: Certificates.
+      credentials: Arguments for mutual TLS, of `jaxhet/_net/certificates.py`.
       proxy: URL of the HTTP proxy to connect through.
     """
     from jax._src import distributed
@@ -89,7 +88,7 @@ def connect_client(
             shutdown_timeout=5,
             shutdown_on_destruction=False,
             use_compression=True,
-            **(credentials.arguments() if credentials else {}),
+            **credentials,
         )
     client.connect()
     state = distributed.global_state

@@ -7,12 +7,12 @@ import importlib.util
 import pathlib
 import pkgutil
 import socket
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxlib import version as _version
 
 from jaxhet._errors import UsageError
-from jaxhet._net.credentials import Credentials
 from jaxhet._vendors import BY_PLATFORM
 
 GPU_PLATFORMS = tuple(BY_PLATFORM)
@@ -48,7 +48,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def start_coordination_service(
-    host: str, num_processes: int, credentials: Credentials | None
+    host: str, num_processes: int, credentials: Mapping[str, Any]
 ) -> tuple[str, Any]:
     """Starts JAX's coordination service on a free port.
 
@@ -57,7 +57,7 @@ def start_coordination_service(
     Args:
       host: Address to listen on.
       num_processes: Size of the job.
-      credentials: Certificates for mutual TLS; None (tests only): plain text.
+      credentials: Arguments for mutual TLS, of `jaxhet/_net/certificates.py`; none: plain text.
 
     Returns:
       Address of the service, and the service (`shutdown()`).
@@ -81,7 +81,7 @@ def start_coordination_service(
             heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
             shutdown_timeout=5,
             recoverable=True,
-            **(credentials.arguments() if credentials else {}),
+            **credentials,
         )
     return address, service
 

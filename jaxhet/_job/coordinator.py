@@ -35,7 +35,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxhet import _errors
@@ -44,8 +44,8 @@ from jaxhet._jax import jaxlib
 from jaxhet._job import announced as _announced
 from jaxhet._job import clock
 from jaxhet._job.membership import HEADER
+from jaxhet._job.place import UNASSIGNED
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
-from jaxhet._job.terms import Terms
 from jaxhet._net import handshake
 from jaxhet._net.accept import Acceptor
 from jaxhet._net.addresses import join_address
@@ -65,10 +65,63 @@ def command(address: str, num_processes: int, timeout_s: float) -> list[str]:
 
     Its environment needs JAXHET_JOB_SECRET, and `QUIET`.
     """
-    return [
-        *(sys.executable, "-m", "jaxhet._job.coordinator_process", "--address", address),
-        *("--num-processes", str(num_processes), "--timeout-s", str(timeout_s)),
-    ]
+    module = "jaxhet._job.coordinator_process"
+    return [sys.executable, "-m", module, address, str(num_processes), str(timeout_s)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """Size and islands that a coordinator requires of a job.
+
+    Attributes:
+      num_processes: Size of the job.
+      timeout_s: Longest wait for all processes, from the first one on.
+      sizes: Processes of each island, in the order of process ids; empty: not announced.
+      advertise: Host under which processes reach this one; None: the address to which each process
+        has connected.
+    """
+
+    num_processes: int
+    timeout_s: float
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    advertise: str | None = None
+
+    def place(self, info: ProcessInfo) -> ProcessInfo:
+        """`info`, completed by the coordinator's values. Pure.
+
+        Raises:
+          UsageError: The sizes of the islands do not determine the process id.
+        """
+        num_processes, process = info.num_processes, info.process
+        islands = info.islands or tuple(filter(None, _announced.text(self.sizes).split(",")))
+        if num_processes == UNASSIGNED:
+            num_processes = self.num_processes
+        if process == UNASSIGNED:
+            if not self.sizes or info.island_process is None:
+                raise UsageError(
+                    f"{info} has no process_id, and the coordinator does not know how many"
+                    " processes the islands have: start `jaxhet coordinator` with --islands"
+                    " NAME=PROCESSES,…, or set JAXHET_PROCESS_ID"
+                )
+            process = _announced.process_id(self.sizes, info.island, info.island_process)
+        return dataclasses.replace(
+            info, process=process, num_processes=num_processes, islands=islands
+        )
+
+    def disagreement(self, info: ProcessInfo) -> str | None:
+        """Says why a process does not belong to this job, or None. Pure."""
+        if info.num_processes != self.num_processes:
+            return (
+                f"num_processes differs: {info} has {info.num_processes}, the coordinator"
+                f" {self.num_processes}; start every process of the job with the same value"
+            )
+        theirs = _announced.sizes(info.islands)
+        if self.sizes and theirs and theirs != self.sizes:
+            return (
+                f"the islands differ: {info} announces {_announced.text(theirs)}, the coordinator"
+                f" {_announced.text(self.sizes)}; give both the same sizes, or only one of them"
+            )
+        return None
 
 
 class Coordinator:

@@ -1,14 +1,15 @@
-"""`python -m jaxhet._job.coordinator_process`: the coordinator in a process of its own."""
+"""The coordinator in a process of its own.
 
-import argparse
+python -m jaxhet._job.coordinator_process ADDRESS NUM_PROCESSES TIMEOUT_S
+"""
+
 import json
 import os
 import sys
 import threading
 
 from jaxhet._errors import UsageError
-from jaxhet._job.coordinator import Coordinator
-from jaxhet._job.terms import Terms
+from jaxhet._job.coordinator import Coordinator, Terms
 from jaxhet._net.addresses import listen
 
 
@@ -26,15 +27,11 @@ def _read_owner(coordinator: Coordinator) -> None:
 
 def main() -> None:
     """Runs a coordinator; prints `ready` on stdout once it listens, or one line with the error."""
-    parser = argparse.ArgumentParser(prog="python -m jaxhet._job.coordinator_process")
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--num-processes", type=int, required=True)
-    parser.add_argument("--timeout-s", type=float, default=60.0)
-    args = parser.parse_args()
+    address, num_processes, timeout_s = sys.argv[1:]
     secret = os.environ.pop("JAXHET_JOB_SECRET").encode()
     try:
-        terms = Terms(args.num_processes, args.timeout_s)
-        coordinator = Coordinator(listen(args.address), secret, terms)
+        terms = Terms(int(num_processes), float(timeout_s))
+        coordinator = Coordinator(listen(address), secret, terms)
     except UsageError as error:
         print(f"error {error}", flush=True)
         raise SystemExit(1) from None

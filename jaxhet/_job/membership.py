@@ -17,7 +17,6 @@ from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
 from jaxhet._net import handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.channel import Channel
-from jaxhet._net.credentials import Credentials
 from jaxhet._net.outbox import limit_sends
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Membership:
         self.process = UNASSIGNED
         self.job = b""
         self.service_address = ""
-        self.credentials: Credentials | None = None
+        self.credentials: dict[str, Any] = {}
         self.clock = clock.CoordinatorClock(lambda number: self._send({"clock": number}))
 
     def join(self, info: ProcessInfo, timeout_s: float, silence_s: float = MOST_SILENCE_S) -> None:

@@ -9,14 +9,13 @@ Costs 0.1 s of processor time to import.
 
 import datetime
 import os
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-from jaxhet._net.credentials import Credentials
 
 _PEM = serialization.Encoding.PEM
 # Names in place of host names: processes accept a service, and the service processes, but not the
@@ -36,16 +35,21 @@ class Identity:
         builder = x509.CertificateSigningRequestBuilder().subject_name(_name("process"))
         self.request = builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
-    def process_credentials(self, certificate: bytes, authority: bytes) -> Credentials:
-        """Credentials of a process, to which the authority has given its certificate."""
+    def process_credentials(self, certificate: bytes, authority: bytes) -> dict[str, Any]:
+        """Arguments of jaxlib's client of the service, with the authority's certificate."""
         return self._credentials(certificate, authority, _SERVICE)
 
-    def _credentials(self, certificate: bytes, authority: bytes, peers: str) -> Credentials:
+    def _credentials(self, certificate: bytes, authority: bytes, peers: str) -> dict[str, Any]:
         key = self._key.private_bytes(
             _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        files = (_in_memory(data) for data in (certificate, key, authority))
-        return Credentials(*files, peer_uri_prefix=peers)
+        return {
+            "mtls_cert_file": _in_memory(certificate),
+            "mtls_key_file": _in_memory(key),
+            "mtls_ca_file": _in_memory(authority),
+            "mtls_peer_uri_prefix": peers,
+            "verify_secure_credentials": True,
+        }
 
 
 class Authority:
@@ -81,8 +85,8 @@ class Authority:
         """
         return self._sign(request, f"{_PROCESS}{process}/", ExtendedKeyUsageOID.CLIENT_AUTH)
 
-    def service_credentials(self) -> Credentials:
-        """Credentials of the service."""
+    def service_credentials(self) -> dict[str, Any]:
+        """Arguments of jaxlib's service."""
         identity = Identity()
         signed = self._sign(
             identity.request, _SERVICE + "coordination/", ExtendedKeyUsageOID.SERVER_AUTH

@@ -16,19 +16,23 @@ _ORIGINS = {"named": True, "found": False}
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """A network interface of one process's machine.
+    """An address of a network interface of one process's machine.
 
     Attributes:
       name: Such as "eth1".
       address: Address of this machine there, with its network.
       is_named: Whether the option `socket_interfaces` names it; else jaxhet has found it.
       port: Port on which the process listens; 0 before it does.
+      is_ordinary: Neither a loopback nor a point-to-point interface (VPN); known on its machine.
+      speed: Mbit/s; 0 if unknown; known on its machine.
     """
 
     name: str
     address: Address
     is_named: bool = False
     port: int = 0
+    is_ordinary: bool = True
+    speed: int = 0
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
@@ -57,21 +61,6 @@ class Interface:
             ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """An address of an interface that is up.
-
-    Attributes:
-      is_ordinary: Neither a loopback nor a point-to-point interface (VPN).
-      speed: Mbit/s; 0 if unknown.
-    """
-
-    name: str
-    address: Address
-    is_ordinary: bool
-    speed: int
-
-
 def chosen(config: Config, main: str) -> tuple[Interface, ...]:
     """Interfaces on which this process offers data connections to its peers.
 
@@ -91,7 +80,7 @@ def chosen(config: Config, main: str) -> tuple[Interface, ...]:
     return tuple(suitable(here(), main))
 
 
-def here() -> list[Found]:
+def here() -> list[Interface]:
     """Addresses of this machine's interfaces that are up, except link-local ones of IPv6."""
     import psutil  # takes a while to import, and not every job needs it
 
@@ -108,11 +97,12 @@ def here() -> list[Found]:
             prefix = int(ipaddress.ip_address(entry.netmask)).bit_count() if entry.netmask else ""
             text = f"{entry.address}/{prefix}" if entry.netmask else entry.address
             address = ipaddress.ip_interface(text)
-            found.append(Found(name, address, is_ordinary, stats[name].speed))
+            speed = stats[name].speed
+            found.append(Interface(name, address, is_ordinary=is_ordinary, speed=speed))
     return found
 
 
-def named(wanted: Sequence[str], found: Sequence[Found]) -> list[Interface]:
+def named(wanted: Sequence[str], found: Sequence[Interface]) -> list[Interface]:
     """The interfaces that the names or networks (CIDR) in `wanted` select, in this order. Pure.
 
     Raises:
@@ -136,12 +126,11 @@ def named(wanted: Sequence[str], found: Sequence[Found]) -> list[Interface]:
                 f" is up is called, or has an address in, {part!r}; there are {have}"
             )
         for entry in matching:
-            interface = Interface(entry.name, entry.address, is_named=True)
-            interfaces.setdefault(entry.address, interface)
+            interfaces.setdefault(entry.address, dataclasses.replace(entry, is_named=True))
     return list(interfaces.values())
 
 
-def suitable(found: Sequence[Found], main: str) -> list[Interface]:
+def suitable(found: Sequence[Interface], main: str) -> list[Interface]:
     """Interfaces for users who name none; the interface with the address `main` is first. Pure.
 
     Each interface counts with one private address of the IP version of `main`. An interface with a
@@ -155,7 +144,7 @@ def suitable(found: Sequence[Found], main: str) -> list[Interface]:
         version = ipaddress.ip_address(main).version
     except ValueError:  # a name
         version = 4
-    usable: dict[str, Found] = {}
+    usable: dict[str, Interface] = {}
     for entry in found:
         if not entry.is_ordinary or entry.address.version != version:
             continue
@@ -165,8 +154,7 @@ def suitable(found: Sequence[Found], main: str) -> list[Interface]:
             usable[entry.name] = entry
     fastest = max((entry.speed for entry in usable.values()), default=0)
     fast = [entry for entry in usable.values() if entry.speed in (0, fastest)]
-    fast.sort(key=lambda entry: str(entry.address.ip) != main)
-    return [Interface(entry.name, entry.address) for entry in fast]
+    return sorted(fast, key=lambda entry: str(entry.address.ip) != main)
 
 
 def pairs(
@@ -195,7 +183,7 @@ def pairs(
     return joined + list(by_order)
 
 
-def _matches(entry: Found, part: str, names: NameList) -> bool:
+def _matches(entry: Interface, part: str, names: NameList) -> bool:
     if names.fits(entry.name, part):
         return True
     try:

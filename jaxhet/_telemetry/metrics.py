@@ -29,8 +29,14 @@ class Metrics(Observer):
 
     def __init__(self, address: str, session: Session):
         client = _client()
+        self._families = client.core
+        self._session = session
+        self._own = (str(session.process), session.island.name)
+        self._island_of = {
+            process: island.name for island in session.islands for process in island.processes
+        }
         registry = client.CollectorRegistry()
-        registry.register(_Collector(client, session))
+        registry.register(self)
         self._server: MetricsServer | None = _serve(client, address, session.process, registry)
 
     def close(self) -> None:
@@ -44,20 +50,8 @@ class Metrics(Observer):
         if self._server is not None:
             self._server.close_in_child()
 
-
-class _Collector:
-    """Collector that prometheus_client calls at each scrape."""
-
-    def __init__(self, client: ModuleType, session: Session):
-        self._families = client.core
-        self._session = session
-        self._own = (str(session.process), session.island.name)
-        self._island_of = {
-            process: island.name for island in session.islands for process in island.processes
-        }
-
     def collect(self) -> Iterator[Any]:
-        """All metrics with their present values."""
+        """All metrics with their present values. prometheus_client calls it at each scrape."""
         session = self._session
         yield self._counter(
             "jaxhet_replicas_checked",

@@ -10,7 +10,7 @@ from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._job import announced
 from jaxhet._job import coordinator as _coordinator
-from jaxhet._job.terms import Terms
+from jaxhet._job.coordinator import Terms
 from jaxhet._net.addresses import listen
 from jaxhet._net.secret import read_secret
 

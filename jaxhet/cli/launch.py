@@ -27,7 +27,7 @@ from jaxhet._errors import UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._launch import environ as _environ
 from jaxhet._launch import remote as _remote
-from jaxhet.cli import _cluster, _guardian, _signals, _ssh
+from jaxhet.cli import _cluster, _guardian, _ssh
 from jaxhet.cli._cluster import Place
 from jaxhet.cli._lines import write
 from jaxhet.cli._process import Process, ending, start_guardian
@@ -38,6 +38,7 @@ _TERM_TO_KILL_S = 5.0
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for processes that an ended one left in its group
 _ANSWER_S = 5.0  # for a coordinator that is stopped
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
 
 
@@ -199,7 +200,7 @@ class _Job:
         self._notes: list[str] = []
         self._unanswered = 0  # lines to the coordinator that it has not answered yet
         self._start_s = time.monotonic()
-        _signals.handle(self._selector, self._received, stack)
+        _handle_signals(self._selector, self._received, stack)
         self._held_port = stack.enter_context(hold_port(options.port, host))
         self._guardian_fd = start_guardian(stack)
         port = self._held_port.getsockname()[1]
@@ -450,6 +451,26 @@ class _Job:
             process.close_outputs(self._selector)
             if process.popen.stdin:
                 process.popen.stdin.close()
+
+
+def _handle_signals(
+    selector: selectors.BaseSelector, received: list[signal.Signals], stack: contextlib.ExitStack
+) -> None:
+    """Wakes the selector at every signal, and adds signals for the processes to `received`."""
+    wake, written = socket.socketpair()
+    for sock in (wake, written):
+        sock.setblocking(False)
+        stack.enter_context(sock)
+    selector.register(wake, selectors.EVENT_READ, lambda: wake.recv(4096))
+    stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(written.fileno()))
+
+    def receive(number: int, _frame: object) -> None:
+        if number != signal.SIGCHLD:
+            received.append(signal.Signals(number))
+
+    for number in (signal.SIGCHLD, *_PASSED_ON):
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            stack.callback(signal.signal, number, signal.signal(number, receive))
 
 
 def _names(processes: Sequence[Process]) -> str:

@@ -16,11 +16,10 @@ from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jaxhet import _config, _set_up
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
-from jaxhet._job.terms import Terms
+from jaxhet._job.coordinator import Terms
 from jaxhet._net import certificates, handshake
 from jaxhet._net.addresses import listen
 from jaxhet._net.channel import Channel
-from jaxhet._net.credentials import Credentials
 from jaxhet.testing import free_port
 from tests.support.scripts import run
 
@@ -41,13 +40,13 @@ def address(authority: certificates.Authority) -> Iterator[str]:
     service.shutdown()
 
 
-def _process(authority: certificates.Authority) -> Credentials:
+def _process(authority: certificates.Authority) -> dict[str, Any]:
     identity = certificates.Identity()
     certificate = authority.sign(identity.request, 0)
     return identity.process_credentials(certificate, authority.certificate)
 
 
-def _other_authority(authority: certificates.Authority) -> Credentials:
+def _other_authority(authority: certificates.Authority) -> dict[str, Any]:
     other = certificates.Authority()
     identity = certificates.Identity()
     certificate = other.sign(identity.request, 0)
@@ -60,13 +59,13 @@ def _other_authority(authority: certificates.Authority) -> Credentials:
     ids=["another authority's", "the service's own"],
 )
 def test_service_refuses_who_has_no_certificate_of_a_process(
-    stranger: Callable[[certificates.Authority], Credentials],
+    stranger: Callable[[certificates.Authority], dict[str, Any]],
     authority: certificates.Authority,
     address: str,
 ) -> None:
     credentials = stranger(authority)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_cert_chain(credentials.cert_file, credentials.key_file)
+    context.load_cert_chain(credentials["mtls_cert_file"], credentials["mtls_key_file"])
     assert _first_byte(address, context) == b""
 
 
@@ -91,7 +90,7 @@ def test_service_refuses_who_has_no_certificate_at_all(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     assert _first_byte(address, context) == b""
     credentials = _process(authority)
-    context.load_cert_chain(credentials.cert_file, credentials.key_file)
+    context.load_cert_chain(credentials["mtls_cert_file"], credentials["mtls_key_file"])
     assert _first_byte(address, context) != b""
 
 
@@ -100,7 +99,7 @@ def test_process_with_the_certificate_of_its_job_is_accepted(
 ) -> None:
     credentials = _process(authority)
     client = _jax.get_distributed_runtime_client(
-        address, 0, init_timeout=20, shutdown_timeout=5, **credentials.arguments()
+        address, 0, init_timeout=20, shutdown_timeout=5, **credentials
     )
     client.connect()
     client.key_value_set("key", "value")
@@ -120,7 +119,7 @@ def process():
     return identity.process_credentials(authority.sign(identity.request, 0), authority.certificate)
 address, service = jaxlib.start_coordination_service("127.0.0.1", 1, process())
 client = _jax.get_distributed_runtime_client(
-    address, 0, init_timeout=2, shutdown_timeout=2, **process().arguments()
+    address, 0, init_timeout=2, shutdown_timeout=2, **process()
 )
 client.connect()
 print("connected")
@@ -161,15 +160,15 @@ def _joined(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
 
 def test_private_key_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     credentials, sent = _joined(monkeypatch)
-    assert "PRIVATE KEY" in pathlib.Path(credentials.key_file).read_text()
+    assert "PRIVATE KEY" in pathlib.Path(credentials["mtls_key_file"]).read_text()
     assert "BEGIN CERTIFICATE REQUEST" in str(sent[0])
     assert "BEGIN CERTIFICATE-" in str(sent[1])
     assert "PRIVATE KEY" not in str(sent)
 
 
 def test_files_are_in_memory(authority: certificates.Authority) -> None:
-    for name in vars(_process(authority)).values():
-        if name.startswith("/"):
+    for name in _process(authority).values():
+        if str(name).startswith("/"):
             assert str(pathlib.Path(name).readlink()).startswith("/memfd:jaxhet")
 
 

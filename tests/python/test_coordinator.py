@@ -15,8 +15,8 @@ from jaxhet import _config, _set_up
 from jaxhet._errors import DeadlineError, JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import coordinator_process, membership
+from jaxhet._job.coordinator import Terms
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
-from jaxhet._job.terms import Terms
 from jaxhet._net import handshake
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
@@ -424,7 +424,7 @@ def test_reason_why_the_coordinator_cannot_start_is_told(
 
     monkeypatch.setattr(coordinator_process, "listen", fail)
     monkeypatch.setenv("JAXHET_JOB_SECRET", "a secret of tests")
-    words = ["coordinator", "--address", f"127.0.0.1:{free_port()}", "--num-processes", "1"]
+    words = ["coordinator", f"127.0.0.1:{free_port()}", "1", "60"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(ModuleNotFoundError):
         coordinator_process.main()

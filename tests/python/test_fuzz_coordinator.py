@@ -16,8 +16,8 @@ from jaxhet._errors import UsageError
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import membership
+from jaxhet._job.coordinator import Terms
 from jaxhet._job.process_info import ProcessInfo
-from jaxhet._job.terms import Terms
 from jaxhet._net import certificates, handshake
 from jaxhet._net.certificates import Authority, Identity
 from tests.support.damage import OURS, damage_bytes, damage_json, inputs, process_info_of, said

@@ -7,11 +7,12 @@ import pytest
 from jaxhet import _config
 from jaxhet._errors import TransportError, UsageError
 from jaxhet._net import interfaces as _interfaces
-from jaxhet._net.interfaces import Found, Interface
+from jaxhet._net.interfaces import Interface
 
 
-def _found(name: str, address: str, *, is_ordinary: bool = True, speed: int = 0) -> Found:
-    return Found(name, ipaddress.ip_interface(address), is_ordinary, speed)
+def _found(name: str, address: str, *, is_ordinary: bool = True, speed: int = 0) -> Interface:
+    found = ipaddress.ip_interface(address)
+    return Interface(name, found, is_ordinary=is_ordinary, speed=speed)
 
 
 def _interface(name: str, address: str, *, is_named: bool = False) -> Interface:
@@ -52,7 +53,7 @@ def test_address_that_reaches_the_coordinator_is_the_first() -> None:
     ],
     ids=lambda entry: entry.name,
 )
-def test_interface_that_is_not_suitable_is_left_out(other: Found) -> None:
+def test_interface_that_is_not_suitable_is_left_out(other: Interface) -> None:
     fast = _found("fast", "10.0.3.1/24", speed=100_000)
     assert _names(_interfaces.suitable([*_HOST, fast, other], "10.0.0.1")) == [
         "eth0",

@@ -69,7 +69,7 @@ def test_old_version_is_refused(version: str) -> None:
 def test_coordinator_refuses_an_old_jaxlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxlib, "VERSION", "0.11.1")
     with pytest.raises(UsageError, match=r"jaxlib 0\.11\.1 is too old"):
-        jaxlib.start_coordination_service("127.0.0.1", 1, None)
+        jaxlib.start_coordination_service("127.0.0.1", 1, {})
 
 
 def test_version_above_those_that_were_tested_is_told() -> None:
@@ -259,7 +259,7 @@ def test_service_listens_on_a_port_that_is_its_own_from_the_first(
         return start(address, *args, **kwargs)
 
     monkeypatch.setattr(_jax, "get_distributed_runtime_service", checked)
-    address, service = jaxlib.start_coordination_service("127.0.0.1", 1, None)
+    address, service = jaxlib.start_coordination_service("127.0.0.1", 1, {})
     host, port = address.rsplit(":", 1)
     for _ in range(20):  # none of them to another socket of that port
         socket.create_connection((host, int(port)), timeout=5).close()

@@ -269,7 +269,7 @@ def _start(
         members=members,
         service_address="",
         local_address="",
-        credentials=None,
+        credentials={},
         failure=None,
         loss=None,
         when_lost=lambda action: None,

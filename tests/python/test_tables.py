@@ -45,7 +45,7 @@ row = _vendors.Vendor("other", "other_driver", "OTHER_DEVICES", "OTHER_QUEUES", 
 _vendors.BY_PLATFORM["other"] = _vendors.BY_NAME["other_driver"] = row
 
 from jaxhet import _config, _errors, _ffi
-from jaxhet._doctor import gpus, software
+from jaxhet._doctor import collect, software
 from jaxhet._gpu import gpu_settings
 from jaxhet._jax import jaxlib
 from jaxhet._launch.gpus import visible
@@ -62,7 +62,7 @@ device = pathlib.Path(sys.argv[1], "sys/bus/pci/devices/0000:01:00.0")
 device.mkdir(parents=True)
 (device / "vendor").write_text("0x1234")
 (device / "class").write_text("0x120000")
-assert gpus.find_hardware(pathlib.Path(sys.argv[1]), "other_driver") == (device.name,)
+assert collect.find_hardware(pathlib.Path(sys.argv[1]), "other_driver") == (device.name,)
 try:
     _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values()).open_devices("other", [], [], 1, [])
 except _errors.UsageError as error:

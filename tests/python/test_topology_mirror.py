@@ -97,7 +97,7 @@ ALL = b"devices of 0;devices of 1;devices of 2;"
 @contextlib.contextmanager
 def _clients(count: int) -> Iterator[list[Any]]:
     """Clients of a coordination service, one for each process."""
-    address, service = jaxlib.start_coordination_service("127.0.0.1", count, None)
+    address, service = jaxlib.start_coordination_service("127.0.0.1", count, {})
     clients = [
         _jax.get_distributed_runtime_client(address, i, init_timeout=20, shutdown_timeout=5)
         for i in range(count)

@@ -12,7 +12,7 @@ import pytest
 
 from jaxhet import _ffi
 from jaxhet._doctor import report, second_look, software
-from jaxhet._doctor.gpus import read_vendors
+from jaxhet._doctor.collect import read_vendors
 from jaxhet._errors import UsageError
 from jaxhet._job import proofs
 from tests.support import schemas

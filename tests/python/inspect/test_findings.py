@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from jaxhet._doctor import findings, text
-from jaxhet._doctor.host import read_host
+from jaxhet._doctor.collect import read_host
 from jaxhet._doctor.nics import read_nics
 from jaxhet._doctor.report import (
     SCHEMA,
@@ -22,6 +22,7 @@ from jaxhet._doctor.report import (
     Software,
     Vendor,
 )
+from jaxhet._doctor.second_look import SecondLook
 from jaxhet._job.proofs import PairProof, Proof, Qualification, Swap
 from tests.python.inspect.trees import LIMITS, Tree, chosen
 
@@ -43,6 +44,7 @@ def _find(root: pathlib.Path, **changes: Any) -> list[Finding]:
         "vendors": (),
         "nics": read_nics(root, chosen("mlx5_0")),
         "host": _host(root),
+        "second": SecondLook(THERE),
     }
     return list(findings.find(**{**parts, **changes}))
 

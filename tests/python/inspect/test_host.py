@@ -5,8 +5,7 @@ import pathlib
 
 import pytest
 
-from jaxhet._doctor.gpus import find_hardware
-from jaxhet._doctor.host import read_host
+from jaxhet._doctor.collect import find_hardware, read_host
 from jaxhet._vendors import BY_NAME
 from tests.python.inspect.trees import LIMITS, Tree
 

@@ -66,7 +66,7 @@ def test_first_python_with_pyverbs_is_asked(tmp_path: pathlib.Path, nic: Nic):
     (port,) = seen.ports.values()
     assert (port.is_active, port.active_mtu) == (True, 4096)
     assert (5, "::ffff:10.1.0.7") in port.gids
-    assert findings.compare([nic], seen) == ()
+    assert [*findings.of_second_look(nic, seen)] == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_differs_is_a_warning(nic: Nic, changes: dict[str, object], what: s
     gids = frozenset((gid.index, gid.address) for gid in nic.ports[0].gids)
     port: SeenPort = dataclasses.replace(SeenPort(True, 4096, gids), **changes)  # type: ignore[arg-type]
     seen = dataclasses.replace(second_look.look([]), ports={("mlx5_0", 1): port})
-    (finding,) = findings.compare([nic], seen)
+    (finding,) = findings.of_second_look(nic, seen)
     assert finding.level == "warning"
     assert f"pyverbs sees another {what} of port 1 of mlx5_0" in finding.text
 
