@@ -10,6 +10,7 @@ from jaxhet._config import PlacedConfig
 from jaxhet._errors import TransportError, UsageError
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, Proof, Qualification, worst
+from jaxhet._json import decode
 from jaxhet._options import TRANSPORTS
 
 
@@ -53,7 +54,7 @@ def read(path: str) -> Qualification:
         value = json.loads(pathlib.Path(path).read_text())
         problem = _problem(value)
         if not problem:
-            return Qualification.from_json(value)
+            return decode(Qualification, value, "the report")
     except OSError as error:
         problem = f"{error.strerror}; process 0 has written it, and every host needs a copy"
     except (ValueError, KeyError, TypeError) as error:

@@ -49,11 +49,12 @@ _PYTHON = {
     "_net/channel.py": r"Channel\.(receive|_opened)",
     "_job/listener.py": r"Listener\._authenticate|_check_answer",
     "_net/interfaces.py": r"Interface\.parse",
-    "_job/process_info.py": r"ProcessInfo\.(from_json|__str__)|_is_of|disagreement|_\w+_disagree",
+    "_job/process_info.py": r"ProcessInfo\.(from_json|__str__)|disagreement|_\w+_disagree",
     "_job/coordinator.py": r"Coordinator\.(_receive_info|_follow)|Terms\.(place|disagreement)",
     "_job/membership.py": r"Membership\.(join|_begin|_certified|_hear|_follow)|_not_understood",
     "_net/certificates.py": r"Authority\.(sign|_sign)",
     "_errors.py": "from_json",
+    "_json.py": "decode",
 }
 _NOTHING = "(?!)"
 _ALTERNATIVE = re.compile(r"(?:\([^)]*\)|[^|(])+")  # parts of a pattern between its outer bars

@@ -50,7 +50,7 @@ class PeerFound:
     transports: list[str] = dataclasses.field(default_factory=list)
     refused: list[list[str]] = dataclasses.field(default_factory=list)
     problem: str = ""
-    swaps: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    swaps: list[Swap] = dataclasses.field(default_factory=list)
     rounds_left: int = 0
 
 
@@ -158,8 +158,8 @@ class Job:
             swap_found = Swap(num_bytes, repeats, p50_s * 1e6, num_bytes / p50_s / 1e9)
             for peer in mine.values():
                 swaps = self.found.peers[peer].swaps
-                if all(known["num_bytes"] != num_bytes for known in swaps):
-                    swaps.append(dataclasses.asdict(swap_found))
+                if all(known.num_bytes != num_bytes for known in swaps):
+                    swaps.append(swap_found)
 
     def _look(
         self, counts: jax.Array, mine: dict[int, str], sizes: Sequence[int], when: str

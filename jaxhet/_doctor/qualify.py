@@ -30,7 +30,8 @@ from jaxhet._doctor.exchanges import Found, PeerFound
 from jaxhet._errors import UsageError
 from jaxhet._jax import platforms
 from jaxhet._job.process_info import ProcessInfo
-from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap, worst
+from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, worst
+from jaxhet._json import decode
 from jaxhet._net.addresses import join_address
 from jaxhet._options import PREFIX, TRANSPORTS
 
@@ -124,7 +125,7 @@ class _Job:
         proofs = {pair: {} for pair in itertools.combinations(range(len(self._members)), 2)}
         allowed = [name for name in TRANSPORTS if name in self._config.transports]
         while allowed:
-            answers = [_from_json(answer) for answer in _gather(self._run_job(allowed))]
+            answers = [decode(Found, one, "findings") for one in _gather(self._run_job(allowed))]
             for pair, known in proofs.items():
                 for name, proof in pair_proofs(answers, pair, allowed).items():
                     known[name] = worst([*([known[name]] if name in known else []), proof])
@@ -191,18 +192,12 @@ def _side(found: Found, peer: int, allowed: Sequence[str]) -> dict[str, Proof]:
     problem = seen.problem
     if seen.rounds_left:
         problem = problem or f"the job failed before the exchanges were finished: {found.error}"
-    swaps = tuple(Swap(**swap) for swap in seen.swaps)
     state = "failed" if problem else "proven"
     proofs = {name: Proof(name, "refused", reason, ()) for name, reason in seen.refused}
     # A job that did not start has named no transport: the best allowed one counts as unproven.
     for name in seen.transports or allowed[:1]:
-        proofs[name] = Proof(name, state, problem, swaps)
+        proofs[name] = Proof(name, state, problem, tuple(seen.swaps))
     return {name: proof for name, proof in proofs.items() if name in allowed}
-
-
-def _from_json(fields: dict[str, Any]) -> Found:
-    peers = {peer: PeerFound(**seen) for peer, seen in fields["peers"].items()}
-    return Found(peers, fields["error"])
 
 
 def _free_address(host: str) -> str:

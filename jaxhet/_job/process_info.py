@@ -1,12 +1,12 @@
 """How the processes of a job describe themselves, and whether two of them agree."""
 
 import dataclasses
-import types
 from collections.abc import Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from jaxhet._errors import TransportError
 from jaxhet._jax import compiler_settings
+from jaxhet._json import decode
 from jaxhet._net.interfaces import Interface
 
 JOB_BYTES = 8  # length of a job's id
@@ -48,45 +48,17 @@ class ProcessInfo:
         Raises:
           TransportError: A field is missing, unknown or of another type.
         """
-        hints = get_type_hints(cls)
-        if not isinstance(fields, dict) or fields.keys() != hints.keys():
-            raise TransportError(
-                f"the fields of a process's description are not {', '.join(hints)}"
-            )
-        for name, hint in hints.items():
-            if not _is_of(fields[name], hint):
-                raise TransportError(
-                    f"{name} of a process's description is {fields[name]!r}, which is no {hint}"
-                )
-        tuples = {
-            name: tuple(fields[name]) for name in ("islands", "topology", "interfaces", "gpus")
-        }
-        for text in tuples["interfaces"]:
+        try:
+            info = decode(cls, fields, "a process's description")
+        except ValueError as error:
+            raise TransportError(str(error)) from None
+        for text in info.interfaces:
             Interface.parse(text)
-        return cls(**{**fields, **tuples})
+        return info
 
     def __str__(self) -> str:
         number = f"{self.island_process} of its island" if self.process < 0 else self.process
         return f"process {number} ({self.island}, pid {self.pid} on {self.host})"
-
-
-def _is_of(value: Any, hint: Any) -> bool:
-    """Whether a value out of JSON has the type of a field of `ProcessInfo`. Pure."""
-    parts = get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_is_of(value, part) for part in parts)
-    if get_origin(hint) is tuple:
-        is_long = len(parts) == 2 and parts[1] is not Ellipsis
-        return (
-            isinstance(value, list | tuple)
-            and all(isinstance(part, str) for part in value)
-            and (not is_long or len(value) == len(parts))
-        )
-    if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(
-            parts[1] is Any or isinstance(part, parts[1]) for part in value.values()
-        )
-    return type(value) is hint
 
 
 def disagreement(ours: ProcessInfo, theirs: ProcessInfo) -> str | None:

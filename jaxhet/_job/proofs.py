@@ -5,7 +5,7 @@ The JSON object is a `Qualification`; `report.py` has the rules.
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Literal, Self
+from typing import Literal
 
 SCHEMA = 3
 _STATES = ("failed", "refused", "proven")  # worst first
@@ -46,11 +46,6 @@ class Proof:
     reason: str
     swaps: tuple[Swap, ...]
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(**{**fields, "swaps": tuple(Swap(**swap) for swap in fields["swaps"])})
-
 
 def worst(proofs: Iterable[Proof]) -> Proof:
     """The first of the proofs with the worst state."""
@@ -77,14 +72,6 @@ class PairProof:
     platforms: tuple[str, str]
     proofs: tuple[Proof, ...]
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`."""
-        low, high = fields["processes"]
-        hosts, platforms = ((one, other) for one, other in (fields["hosts"], fields["platforms"]))
-        proofs = tuple(Proof.from_json(proof) for proof in fields["proofs"])
-        return cls((low, high), hosts, fields["same_host"], platforms, proofs)
-
 
 @dataclasses.dataclass(frozen=True)
 class Qualification:
@@ -103,8 +90,3 @@ class Qualification:
     versions: dict[str, str]
     written: str
     pairs: tuple[PairProof, ...]
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(**{**value, "pairs": tuple(PairProof.from_json(p) for p in value["pairs"])})

@@ -104,7 +104,7 @@ _OWN = ("jaxhet", "models", "benchmarks", "tests")
 
 # Rooms of jaxhet: its folders and top-level files. A room may import from rooms of earlier lines.
 _ROOMS = (
-    "_errors _vendors",
+    "_errors _json _vendors",
     "_options",
     "_config",
     "_log",

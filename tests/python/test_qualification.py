@@ -126,7 +126,11 @@ def test_without_a_report_nothing_is_refused():
             {"versions": {"jaxhet": "0.0.1"}},
             f"jaxhet 0.0.1 has written it, and this is {VERSIONS['jaxhet']}",
         ),
-        ({"pairs": [{"hosts": ["nv0", "amd0"]}]}, "it is cut, or was changed ('processes')"),
+        (
+            {"pairs": [{"hosts": ["nv0", "amd0"]}]},
+            "it is cut, or was changed (the fields of pairs of the report are not processes, hosts,"
+            " same_host, platforms, proofs)",
+        ),
     ],
 )
 def test_report_of_another_kind_says_what_to_do(

@@ -1,0 +1,40 @@
+"""Dataclasses out of JSON: the inverse of `dataclasses.asdict` and `json.dumps`."""
+
+import contextlib
+import dataclasses
+import types
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+def decode(kind: Any, value: Any, what: str) -> Any:
+    """The value of a type, which may be a dataclass, a container of values, or a union.
+
+    Args:
+      kind: The type.
+      value: The value as JSON has it; lists become tuples where the type says so.
+      what: Name of the value in errors.
+
+    Raises:
+      ValueError: The value has another type, or a dataclass has other fields.
+    """
+    parts, origin = get_args(kind), get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        if not isinstance(value, dict) or value.keys() != hints.keys():
+            raise ValueError(f"the fields of {what} are not {', '.join(hints)}")
+        found = {name: decode(of, value[name], f"{name} of {what}") for name, of in hints.items()}
+        return kind(**found)  # pyright: ignore[reportCallIssue]
+    if origin is types.UnionType:
+        for part in parts:
+            with contextlib.suppress(ValueError):
+                return decode(part, value, what)
+    elif origin is dict and isinstance(value, dict):
+        return {key: decode(parts[1], one, what) for key, one in value.items()}
+    elif origin in (list, tuple) and isinstance(value, list | tuple):
+        is_long = origin is list or parts[1:] == (Ellipsis,)
+        each = parts[:1] * len(value) if is_long else parts
+        if len(each) == len(value):
+            return origin(decode(of, one, what) for of, one in zip(each, value, strict=True))
+    elif kind is Any or type(value) is kind or (origin is Literal and value in parts):
+        return value
+    raise ValueError(f"{what} is {value!r}, which is no {kind}")
