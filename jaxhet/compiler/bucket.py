@@ -45,7 +45,11 @@ def bucketed(
     for collective in crossing:
         instruction = collective.instruction
         is_one = instruction.opcode == opcode and len(instruction.operand_ids) == 1
-        if is_one and halves.of(instruction) is None and _num_bytes(collective) <= most_bytes:
+        if (
+            is_one
+            and halves.of(instruction) is None
+            and hlo.num_bytes(instruction.shape) <= most_bytes
+        ):
             small.setdefault(collective.computation.id, []).append(collective)
     replaced: dict[int, Collective | None] = {}
     for members in small.values():
@@ -83,7 +87,7 @@ def _buckets(members: Sequence[Collective], most_bytes: float) -> list[_Bucket]:
             for kind, b in is_open.items()
             if not b.bits & flow.needs[i] and steps[i].key[0] < b.until
         }
-        num_bytes = _num_bytes(by_id[i])
+        num_bytes = hlo.num_bytes(instruction.shape)
         bucket = is_open.get(kinds[i])
         if bucket is None or bucket.num_bytes + num_bytes > most_bytes:
             bucket = is_open[kinds[i]] = _Bucket()
@@ -114,11 +118,6 @@ def _kind(collective: Collective) -> str:
         return groups
     reducer = collectives.reducer(module, instruction)
     return f"{reducer} {instruction.shape.element_type} {groups}"
-
-
-def _num_bytes(collective: Collective) -> int:
-    shape = collective.instruction.shape
-    return hlo.num_elements(shape) * hlo.bit_width(shape.element_type) // 8
 
 
 def _merge(members: Sequence[Collective]) -> Collective:

@@ -22,10 +22,7 @@ _MOST_ENCODED_BYTES = 32 << 20  # with less, the round trip takes as long as the
 class CpuLowering(Lowering):
     """See `Lowering`."""
 
-    @property
-    @override
-    def reshape_opcode(self) -> str:
-        return "bitcast"
+    reshape_opcode = "bitcast"
 
     @override
     def flat(self, x: Instruction) -> Instruction:

@@ -23,10 +23,7 @@ _PART_MULTIPLE = 128  # elements, for kernels that read several at once
 class GpuLowering(Lowering):
     """See `Lowering`."""
 
-    @property
-    @override
-    def reshape_opcode(self) -> str:
-        return "reshape"
+    reshape_opcode = "reshape"
 
     @override
     def flat(self, x: Instruction) -> Instruction:
@@ -138,7 +135,7 @@ class GpuLowering(Lowering):
         return [
             arithmetic.select(
                 self.c,
-                [self.entry_is(indices, i, own.shape)],
+                [self._entry_is(indices, i, own.shape)],
                 [arithmetic.slice_1d(self.c, received, i * size, size), own],
             )
             for i in range(groups_lib.largest(groups))
@@ -260,13 +257,27 @@ class GpuLowering(Lowering):
 
     @override
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
-        return [self._carried(ExchangeKind.PERMUTE, value, pairs) for value in values]
+        """Exchanges all pairs, also those on one island: see `collectives.crossing`."""
+        moving = tuple(pair for pair in pairs if pair[0] != pair[1])
+        staying = {source for source, target in pairs if source == target}
+
+        def move(value: Value) -> Value:
+            result = self._carried(ExchangeKind.PERMUTE, value, moving)
+            return self.at(staying, value, result) if staying else result
+
+        return [move(value) for value in values]
+
+    def at(self, logical_ids: set[int], there: Value, elsewhere: Value) -> Value:
+        """One value on the devices with these logical ids, another one on the others."""
+        is_there = [int(i in logical_ids) for i in range(len(self.collective.rank_of))]
+        mask = self._entry_is(is_there, 1, there.x.shape)
+        return there.with_array(arithmetic.select(self.c, [mask], [elsewhere.x, there.x]))
 
     @override
     def local_all_to_all(self, value: Value, groups: Groups) -> Value:
         return self.local("all-to-all", value, value.size, groups)
 
-    def entry_is(self, table: Sequence[int], number: int, shape: Shape) -> Instruction:
+    def _entry_is(self, table: Sequence[int], number: int, shape: Shape) -> Instruction:
         """Whether the entry of `table` at the device's logical id is `number`, in each element."""
         own = arithmetic.entry(self.c, table, self._logical_id())
         return arithmetic.equals(self.c, own, number, shape)

@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxhet.compiler import arithmetic, codecs, hlo, order
 from jaxhet.compiler import groups as groups_lib
@@ -85,12 +85,9 @@ class Lowering(abc.ABC):
     plain_bytes: int = 0
     half: Half | None = None
 
-    # Methods that differ between platforms.
+    # Parts that differ between platforms.
 
-    @property
-    @abc.abstractmethod
-    def reshape_opcode(self) -> str:
-        """Opcode that gives elements another shape without moving them."""
+    reshape_opcode: ClassVar[str]  # gives elements another shape without moving them
 
     @abc.abstractmethod
     def flat(self, x: Instruction) -> Instruction:

@@ -153,26 +153,9 @@ def permute(lowering: Lowering) -> None:
     pairs = lowering.collective.groups
 
     def move(lowering: Lowering, values: Sequence[Value]) -> list[Value]:
-        if isinstance(lowering, GpuLowering):
-            return [_permute_on_gpu(lowering, value, pairs) for value in values]
         return lowering.permute(values, pairs)
 
     lowering.replace_flat(wire.permute(lowering, lowering.flattened(), move))
-
-
-def _permute_on_gpu(lowering: GpuLowering, value: Value, pairs: Groups) -> Value:
-    """Exchanges all pairs, also those on one island: see `collectives.crossing`."""
-    moving = tuple(pair for pair in pairs if pair[0] != pair[1])
-    (result,) = lowering.permute([value], moving)
-    staying = {source for source, target in pairs if source == target}
-    return _at(lowering, staying, value, result) if staying else result
-
-
-def _at(lowering: GpuLowering, logical_ids: set[int], there: Value, elsewhere: Value) -> Value:
-    """One value on the devices with these logical ids, another one on the others."""
-    is_there = [int(i in logical_ids) for i in range(len(lowering.collective.rank_of))]
-    mask = lowering.entry_is(is_there, 1, there.x.shape)
-    return there.with_array(arithmetic.select(lowering.c, [mask], [elsewhere.x, there.x]))
 
 
 def broadcast(lowering: Lowering) -> None:
@@ -202,7 +185,7 @@ def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Va
     received = value
     for crossing in pairs.values():
         (other,) = lowering.permute([value], tuple(crossing))
-        received = _at(lowering, {target for _, target in crossing}, other, received)
+        received = lowering.at({target for _, target in crossing}, other, received)
     if all(len(members) == 1 for members in local):
         return received
     return lowering.local("collective-broadcast", received, value.size, tuple(local))
