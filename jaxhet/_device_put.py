@@ -295,13 +295,11 @@ class Puts(Observer):
         processes = {device.process_index for device in devices}
         return [d for _, d in sorted(self._devices.items()) if d.process_index in processes]
 
-    def _check(self, *shardings: Sharding) -> None:
-        for sharding in shardings:
-            if problem := self._problem(sharding):
-                source, target = shardings
-                raise UsageError(
-                    f"jax.device_put between islands, from {source} to {target}: {problem}"
-                )
+    def _check(self, source: Sharding, target: Sharding) -> None:
+        if problem := self._problem(source) or self._problem(target):
+            raise UsageError(
+                f"jax.device_put between islands, from {source} to {target}: {problem}"
+            )
 
     def _problem(self, sharding: Sharding) -> str:
         """Why arrays of this sharding can't be moved, or ""."""

@@ -31,6 +31,7 @@ from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._jax.replacements import install
 
 _FOREVER_S = 7 * 24 * 3600
+_PASSES = ("jaxhet_decompose", "jaxhet_bridge")  # names in XLA
 _SIGACTION_BYTES = 256  # more than any Linux has
 
 
@@ -300,11 +301,8 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
     """Registers the two compiler passes with XLA's hook."""
     from jax.extend import xla
 
-    pre, post = hooks.raising((pre, post))
-    for name, hook, stage in (
-        ("jaxhet_decompose", pre, xla.PipelineStage.PRE_SCHEDULER),
-        ("jaxhet_bridge", post, xla.PipelineStage.POST_SCHEDULER),
-    ):
+    stages = (xla.PipelineStage.PRE_SCHEDULER, xla.PipelineStage.POST_SCHEDULER)
+    for name, hook, stage in zip(_PASSES, hooks.raising((pre, post)), stages, strict=True):
         xla.register_hlo_module_transformation(hook, name=name, stage=stage, platforms=platform)
 
 
@@ -364,7 +362,7 @@ def load_compiler(vendor: str, library: pathlib.Path, extension: str, pre: Hook,
     xla_client.initialize_pjrt_plugin(vendor)
     register = importlib.import_module(extension).register_custom_call_target
     xla_client.register_custom_call_handler(vendor.upper(), functools.partial(register, c_api))
-    named = zip(("jaxhet_decompose", "jaxhet_bridge"), hooks.raising((pre, post)), strict=True)
+    named = zip(_PASSES, hooks.raising((pre, post)), strict=True)
     for stage, (name, hook) in enumerate(named):
         _xla.register_xla_transform_c_api(c_api, name, stage, hook)
     return c_api

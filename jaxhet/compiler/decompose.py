@@ -60,13 +60,11 @@ def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
         return _finished(parsed, job) if is_changed else None
     keeps_kernels = job.is_gpu and options.one_world_kernels
     if job.is_gpu and options.pipeline_iterations and not keeps_kernels:
-        pipelined = pipeline.pipeline(parsed, crossing, options.pipeline_iterations)
-        if pipelined is not None:
-            parsed, moved = pipelined
-            crossing = [
-                dataclasses.replace(c, is_pipelined=c.instruction.id in moved)
-                for c in collectives.crossing(parsed, job)
-            ]
+        moved = pipeline.pipeline(parsed, crossing, options.pipeline_iterations)
+        crossing = [
+            dataclasses.replace(c, is_pipelined=c.instruction.id in moved)
+            for c in (collectives.crossing(parsed, job) if moved else crossing)
+        ]
     collectives.check(parsed, crossing, job)
     plan.check_program(parsed)
     crossing = [early.mark(c, is_gpu=job.is_gpu) for c in identity.assign(crossing, job)]

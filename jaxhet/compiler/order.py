@@ -49,7 +49,12 @@ def first_use(path: str) -> float:
 
 def for_people(path: str) -> str:
     """A path without the depths."""
-    return _LABEL.sub(lambda match: f"e{match[1]}" if match[1] else "", path).rstrip("/")
+    return with_depths(path, "").rstrip("/")
+
+
+def with_depths(path: str, depth: str) -> str:
+    """A path with another text in place of all depths and first uses."""
+    return _LABEL.sub(lambda match: (f"e{match[1]}" if match[1] else "") + depth, path)
 
 
 class Dataflow:

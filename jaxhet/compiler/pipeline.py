@@ -18,10 +18,9 @@ behind the starts.
 import collections
 import dataclasses
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 
-from jaxhet.compiler import arithmetic, hlo, integers, loops
+from jaxhet.compiler import arithmetic, hlo, integers, loops, order
 from jaxhet.compiler.collectives import Collective
 from jaxhet.compiler.loops import Loop
 
@@ -51,14 +50,9 @@ _CHEAP = (
 )
 # Opcodes that may lie between a reduction and the array that it is stored in.
 _BETWEEN = (*hlo.FORMS, "divide", "dynamic-slice", "multiply", "negate", "slice")
-# Depth and first use in the label of an equation (`order.Key`). A moved exchange gets depth 0, as
-# it can start at once.
-_DEPTH = re.compile(r"(?<!\w)(e\d+)?d\d+(?:u\d+)?(?!\w)")
 
 
-def pipeline(
-    module: hlo.Module, crossing: Sequence[Collective], least_iterations: int
-) -> tuple[hlo.Module, set[int]] | None:
+def pipeline(module: hlo.Module, crossing: Sequence[Collective], least_iterations: int) -> set[int]:
     """Moves collectives that cross islands to a neighbouring iteration of their loops.
 
     Args:
@@ -67,8 +61,7 @@ def pipeline(
       least_iterations: Loops with fewer iterations stay as they are.
 
     Returns:
-      The new module, and the ids of the collectives that were moved in their loops; None if there
-      are none.
+      The ids of the collectives that were moved in their loops.
     """
     by_body: dict[int, list[hlo.Instruction]] = collections.defaultdict(list)
     for collective in crossing:
@@ -82,7 +75,7 @@ def pipeline(
             _move_gathers(loop, gathers)
             _move_reductions(loop, sinks)
             moved |= {i.id for i in gathers} | {s.reduction.id for s in sinks}
-    return (hlo.Module(module.serialize()), moved) if moved else None
+    return moved
 
 
 def _loops(module: hlo.Module, bodies: dict[int, list[hlo.Instruction]]) -> Iterator[Loop]:
@@ -269,8 +262,8 @@ def _start_at_once(loop: Loop, instruction: hlo.Instruction) -> None:
     """Sets the depth of a collective to 0, the beginning of an iteration."""
     prefix, name = loop.instruction.metadata.op_name, instruction.metadata.op_name
     if prefix and name.startswith(f"{prefix}/"):
-        inside = _DEPTH.sub(lambda m: f"{m[1] or ''}d0", name.removeprefix(prefix))
-        instruction.metadata.op_name = prefix + inside
+        inside = name.removeprefix(prefix)
+        instruction.metadata.op_name = prefix + order.with_depths(inside, "d0")
 
 
 # --- copies of cheap instructions ---

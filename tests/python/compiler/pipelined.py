@@ -64,8 +64,7 @@ class Compiler:
             parsed = hlo.Module(module)
             crossing = collectives.crossing(parsed, job)
             moved = pipeline.pipeline(parsed, crossing, self.options.pipeline_iterations)
-            if moved is not None:
-                self.num_moved += len(moved[1])
+            self.num_moved += len(moved)
         decomposed = decompose(module, job, self.options)
         return None if decomposed is None else gpu_on_cpu.with_copies(gpu_on_cpu.to_cpu(decomposed))
 
