@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxhet._jax.compat import Device
+from jaxhet._job.process_info import ProcessInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +30,6 @@ class Island:
     devices: tuple[Device, ...] = dataclasses.field(repr=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """Facts about a process that `make_islands` needs."""
-
-    process: int
-    island: str
-    platform: str
-    host: str
-
-
 def of_process(islands: Sequence[Island], process: int) -> Island:
     """The island of a process. Pure."""
     return next(island for island in islands if process in island.processes)
@@ -54,12 +45,12 @@ def by_rank(islands: Sequence[Island]) -> dict[int, tuple[Island, Device]]:
     return {rank: found[rank] for rank in sorted(found)}
 
 
-def names(members: Sequence[Member]) -> list[str]:
+def names(members: Sequence[ProcessInfo]) -> list[str]:
     """The islands' names by island index, that is, in the order of their first processes. Pure."""
     return list(dict.fromkeys(m.island for m in sorted(members, key=lambda m: m.process)))
 
 
-def make_islands(members: Sequence[Member], devices: Sequence[Device]) -> tuple[Island, ...]:
+def make_islands(members: Sequence[ProcessInfo], devices: Sequence[Device]) -> tuple[Island, ...]:
     """Groups processes and devices by island; islands are ordered by their first process. Pure."""
     ordered = sorted(devices, key=lambda d: d.id)
     islands = []

@@ -283,13 +283,12 @@ def _start_jax(job: _Job) -> _session.Session:
     """Starts JAX's client and backends, then the session."""
     config, membership, engine = job.config, job.membership, job.engine
     members = membership.members
-    places = [_islands.Member(c.process, c.island, c.platform, c.host) for c in members]
-    _set_partitions(config, members, _islands.names(places))
+    _set_partitions(config, members, _islands.names(members))
     client, relay = _connect_client(job)
     membership.when_lost(compat.cancel_barriers)
     compat.bind_gloo(membership.local_address)
     devices = _create_backend(client, config.process_id, members, job.check)
-    islands = _islands.make_islands(places, devices)
+    islands = _islands.make_islands(members, devices)
     has_gpus = engine is not None and members[config.process_id].platform in jaxlib.GPU_PLATFORMS
     channels = None
     if has_gpus:

@@ -61,12 +61,11 @@ def _members(islands: str, gpus_of_host: int) -> list[Any]:
 def _plan(members: list[Any], process: int, **options: Any) -> ChannelPlan:
     """The channels of a process of a job with one GPU in each process."""
     devices: Any = [types.SimpleNamespace(id=m.process, process_index=m.process) for m in members]
-    places = [_islands.Member(m.process, m.island, m.platform, m.host) for m in members]
     config = _config.resolve(options, environ={}).placed(process, len(members))
     connected = set(range(len(members))) - {process}
     if not connector.connects_all(config.connect, members):
         connected = connector.partners(process, members)
-    return plan_channels(config, _islands.make_islands(places, devices), members, connected)
+    return plan_channels(config, _islands.make_islands(members, devices), members, connected)
 
 
 def _threads(sockets: list[int]) -> int:

@@ -11,11 +11,12 @@ import jaxhet
 from jaxhet import _compilation, _config, _islands, _session
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
+from tests.support.members import member
 
 
 def _make(names: str, num_devices: Sequence[int]) -> tuple[_islands.Island, ...]:
     """Islands of processes with these one-letter islands and numbers of devices."""
-    members = [_islands.Member(i, name, "cpu", f"host{i}") for i, name in enumerate(names)]
+    members = [member(i, name, "cpu", f"host{i}") for i, name in enumerate(names)]
     devices: list[Any] = [
         types.SimpleNamespace(id=2048 * process + i, process_index=process)
         for process, count in enumerate(num_devices)

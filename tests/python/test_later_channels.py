@@ -63,8 +63,7 @@ class _Process:
         devices: Any = [
             types.SimpleNamespace(id=m.process, process_index=m.process) for m in members
         ]
-        places = [_islands.Member(m.process, m.island, m.platform, m.host) for m in members]
-        islands = _islands.make_islands(places, devices)
+        islands = _islands.make_islands(members, devices)
         channels = plan_channels(config, islands, members, connected)
         stand_in: Any = self
         job = _set_up._Job(config, stand_in, self.listener, stand_in, connected)

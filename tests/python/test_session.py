@@ -22,6 +22,7 @@ from jaxhet._jax import compat, multihost, programs
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._session import Session
 from tests.python.compiler import hlo_text
+from tests.support.members import member
 
 DEVICES: tuple[Any, ...] = tuple(
     types.SimpleNamespace(
@@ -34,7 +35,7 @@ DEVICES: tuple[Any, ...] = tuple(
 def _session_of(
     process: int = 0, names: str = "aab", platform: str = "cpu", **options: Any
 ) -> Session:
-    members = [_islands.Member(i, name, platform, "host") for i, name in enumerate(names)]
+    members = [member(i, name, platform, "host") for i, name in enumerate(names)]
     config = _config.resolve(options, environ={})
     return Session(config, process, _islands.make_islands(members, DEVICES))
 
@@ -186,7 +187,7 @@ def _mixed_session(
     named: tuple[tuple[str, str], ...] = MIXED,
     parts: _session.Parts = _session._NO_PARTS,
 ) -> Session:
-    members = [_islands.Member(i, name, p, "host") for i, (name, p) in enumerate(named)]
+    members = [member(i, name, p, "host") for i, (name, p) in enumerate(named)]
     islands = _islands.make_islands(members, DEVICES)
     stand_in: Any = engine
     return Session(_config.resolve({}, environ={}), process, islands, stand_in, parts)
