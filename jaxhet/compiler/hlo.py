@@ -35,6 +35,11 @@ COLLECTIVES = (
 # Operations with one operand that change only the form of an array.
 FORMS = ("bitcast", "convert", "copy", "reshape", "transpose")
 
+# The field `opcode` of a serialized instruction: key, length, text. The key's byte is rare.
+_COLLECTIVE_FIELD = re.compile(
+    b"\x12(?:" + b"|".join(re.escape(bytes([len(o)]) + o.encode()) for o in COLLECTIVES) + b")"
+)
+
 _OWN_NAME = re.compile(r"jaxhet\..*\.\d+$")  # a name that `Module.unique_name` gave
 
 _ID_BITS = 32  # an instruction's id is computation id << 32 | local id
@@ -70,7 +75,7 @@ def is_complex(element_type: int) -> bool:
 
 def has_collective(data: bytes) -> bool:
     """Whether a serialized module may hold a collective. Cheap; sometimes True without one."""
-    return any(opcode.encode() in data for opcode in COLLECTIVES)
+    return _COLLECTIVE_FIELD.search(data) is not None
 
 
 # --- shapes ---
