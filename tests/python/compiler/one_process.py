@@ -10,7 +10,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.extend.xla
@@ -60,7 +60,7 @@ class World:
     pretended: int = 0  # exchanges compiled in that form
 
     @classmethod
-    def make(cls) -> "World":
+    def make(cls) -> Self:
         jax.config.update("jax_num_cpu_devices", NUM_RANKS)
         jax.config.update("jax_enable_x64", True)
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -94,7 +94,10 @@ class World:
             return None
         if not self.as_gpu:
             return decompose(module, self._job(), self.options)
-        job = dataclasses.replace(self._job(), platform="cuda")
+        return self.decomposed_for_gpus(module, dataclasses.replace(self._job(), platform="cuda"))
+
+    def decomposed_for_gpus(self, module: bytes, job: Job) -> bytes | None:
+        """The GPU form of a module, whose exchanges XLA does."""
         decomposed = decompose(gpu_on_cpu.unfused(module, "dynamic-slice"), job, self.options)
         if decomposed is None:
             return None

@@ -10,54 +10,30 @@ import sys
 from typing import Any
 
 import jax
-import jax.extend.xla
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet._jax import programs
-from jaxhet._traced import jaxprs
-from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, collectives, decompose, hlo, pipeline
+from jaxhet.compiler import Job, Options, collectives, hlo, pipeline
 from tests.python.compiler import gpu_on_cpu
+from tests.python.compiler.one_process import World
 
-_NUM_RANKS = 4
 _ISLANDS = ((0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1), (0, 1, 1, 1))
 _LEAST_ITERATIONS = 4
 
 
-class Compiler:
-    """Decomposes the modules of this process as for GPUs.
+class PipeliningWorld(World):
+    """Pipelines exchanges; without fusions, as modules for GPUs are before their own passes.
 
     Attributes:
-      islands: Island of each rank; None: plain JAX.
-      options: How to decompose.
       num_moved: Collectives that were pipelined since the last look.
     """
 
-    def __init__(self) -> None:
-        jax.config.update("jax_num_cpu_devices", _NUM_RANKS)
-        programs.watch_lowering(
-            jaxprs.labels,
-            jaxprs.argument_labels,
-            lambda *p: jaxprs.describe(*p).digest,
-            PROGRAM_ATTRIBUTE,
-        )
-        jax.extend.xla.register_hlo_module_transformation(
-            self._pre,
-            name="pre",
-            stage=jax.extend.xla.PipelineStage.PRE_SCHEDULER,
-            platforms="cpu",
-        )
-        self.islands: tuple[int, ...] | None = None
-        self.options = Options()
-        self.num_moved = 0
+    num_moved: int = 0
 
-    def _pre(self, module: bytes) -> bytes | None:
-        if not self.islands:
-            return None
-        job = Job(tuple(d.id for d in jax.devices()), self.islands, "cuda")
+    def decomposed_for_gpus(self, module: bytes, job: Job) -> bytes | None:
         for opcode in ("dynamic-slice", "dynamic-update-slice", "compare", "add"):
             module = gpu_on_cpu.unfused(module, opcode)
         if self.options.pipeline_iterations:
@@ -65,21 +41,17 @@ class Compiler:
             crossing = collectives.crossing(parsed, job)
             moved = pipeline.pipeline(parsed, crossing, self.options.pipeline_iterations)
             self.num_moved += len(moved)
-        decomposed = decompose(module, job, self.options)
-        return None if decomposed is None else gpu_on_cpu.with_copies(gpu_on_cpu.to_cpu(decomposed))
+        decomposed = super().decomposed_for_gpus(module, job)
+        return None if decomposed is None else gpu_on_cpu.with_copies(decomposed)
 
     def run(self, program: "Program", islands: tuple[int, ...] | None, iterations: int) -> Any:
         """The program's results, compiled anew."""
-        jax.clear_caches()
-        self.islands = islands
-        self.options = Options(
+        options = Options(
             bucket_bytes=program.bucket_bytes, part_bytes=64, pipeline_iterations=iterations
         )
-        try:
+        with self.compiled_as(islands, options, as_gpu=True):
             step, arguments = program.step()
             return jax.tree.map(np.asarray, step(*arguments))
-        finally:
-            self.islands = None
 
 
 @jax.custom_vjp
@@ -189,7 +161,7 @@ class Program:
 
 
 def main(seeds: list[int]) -> None:
-    compiler = Compiler()
+    compiler = PipeliningWorld.make()
     for seed in seeds:
         program = Program.of(seed)
         plain = compiler.run(program, None, 0)
