@@ -115,6 +115,7 @@ def test_variables_of_nccl_set_options_that_nothing_else_sets() -> None:
         "JAXHET_VERBS_TIMEOUT": "20",
     }
     config = _config.resolve({}, environ)
+    assert _config.resolve({}, {}).engine_values()["verbs_timeout"] == 18
     assert config.socket_interfaces == ("^docker", "lo")
     assert (config.verbs_traffic_class, config.verbs_gid_index, config.verbs_timeout) == (
         96,

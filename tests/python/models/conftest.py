@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxhet
 from models.train import Schedule, Trainer
 
 jax.config.update("jax_platforms", "cpu")
@@ -50,6 +51,12 @@ FAST_COMPILE = {"xla_backend_optimization_level": 0}
 def fast_jit():
     """`jax.jit` that compiles fast to slow code."""
     return functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+
+
+@pytest.fixture
+def compile_fast(monkeypatch: pytest.MonkeyPatch, fast_jit: Any) -> None:
+    """Programs of models/ compile fast to slow code."""
+    monkeypatch.setattr(jaxhet, "jit", fast_jit)
 
 
 @pytest.fixture

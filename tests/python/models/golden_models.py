@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import tokenizers
 from flax import nnx
 from safetensors.numpy import load_file
 
@@ -24,6 +26,22 @@ FAMILIES = (
     "qwen3-moe",
 )
 PROMPT = 8
+WIDE = {"dtype": "float32", "param_dtype": "float32"}
+
+
+def each_family(*quick: str) -> pytest.MarkDecorator:
+    """A test of every family, which is slow but for these."""
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name not in quick]
+    return pytest.mark.parametrize("family", [*quick, *slow])
+
+
+def save_words(path: Path, *others: str, number: int = 64) -> None:
+    """A tokenizer of the words w0, w1 and so on, and others."""
+    words = [*(f"w{i}" for i in range(number)), *others]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(path))
 
 
 def expected(family: str) -> dict[str, Any]:

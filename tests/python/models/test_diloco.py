@@ -6,13 +6,9 @@ from typing import Any
 import pytest
 
 from models import pretrain
-from models.extras import loop
 from models.extras.records import METRICS, read_rows
 
-
-@pytest.fixture(autouse=True)
-def compile_fast(monkeypatch: pytest.MonkeyPatch, fast_jit: Any) -> None:
-    monkeypatch.setattr(loop.jaxhet, "jit", fast_jit)
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 
 def _train(folder: pathlib.Path, *words: str) -> list[dict[str, Any]]:

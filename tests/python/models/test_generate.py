@@ -6,35 +6,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
 from flax import nnx
 
 from models import generate as module
 from models.generate import Sampling, decode, generate, prefill
 from models.huggingface import load
 from models.llama import Llama
-from tests.python.models.golden_models import FAMILIES, GOLDEN, PROMPT, expected
-
-QUICK = ("llama-3.1", "qwen2.5", "qwen3-moe")  # together they have each part of a family
-EACH_FAMILY = pytest.mark.parametrize(
-    "family",
-    [
-        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
-        for family in FAMILIES
-    ],
+from tests.python.models.golden_models import (
+    GOLDEN,
+    PROMPT,
+    WIDE,
+    each_family,
+    expected,
+    save_words,
 )
-WIDE = {"dtype": "float32", "param_dtype": "float32"}
+
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 
-@pytest.fixture(autouse=True)
-def compile_fast(monkeypatch, fast_jit):
-    def jit(f, **options):
-        return fast_jit(f, **options)
-
-    monkeypatch.setattr(module.jaxhet, "jit", jit)
-
-
-@EACH_FAMILY
+@each_family("llama-3.1", "qwen2.5", "qwen3-moe")  # together they have each part of a family
 def test_greedy_tokens_are_those_of_transformers(family, make_mesh):
     golden = expected(family)
     config, params = load(GOLDEN / family, make_mesh(data=1), **WIDE)
@@ -137,10 +127,7 @@ def test_wrong_input_is_one_line_that_says_what_to_do(arguments, words):
 def test_command_continues_text_up_to_its_end(tmp_path, capsys):
     golden, folder = expected("qwen2.5"), tmp_path / "model"
     shutil.copytree(GOLDEN / "qwen2.5", folder)
-    words = {f"w{number}": number for number in range(64)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_words(folder / "tokenizer.json")
     continuation = golden["continuation"][:6].tolist()
     end = continuation[4]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))

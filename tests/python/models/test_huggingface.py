@@ -11,9 +11,10 @@ from models import convert, generate
 from models.extras import perplexity
 from models.huggingface import load, save
 from tests.python.models.golden_models import (
-    FAMILIES,
     GOLDEN,
+    WIDE,
     assert_same_bits,
+    each_family,
     expected,
     tensors,
     whole,
@@ -22,20 +23,13 @@ from tests.python.models.load_memory import STATUS
 from tests.support.commands import python
 
 QUICK = ("llama-2", "qwen2.5", "qwen3-moe")
-EACH_FAMILY = pytest.mark.parametrize(
-    "family",
-    [
-        family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
-        for family in FAMILIES
-    ],
-)
+EACH_FAMILY = each_family(*QUICK)
 
 
 @EACH_FAMILY
 def test_logits_are_those_of_transformers(family, make_mesh, fast_jit):
     golden = expected(family)
-    wide = {"dtype": "float32", "param_dtype": "float32"}
-    config, params = load(GOLDEN / family, make_mesh(data=1), **wide)
+    config, params = load(GOLDEN / family, make_mesh(data=1), **WIDE)
     ours = whole(config, params, golden["tokens"], fast_jit)
     np.testing.assert_allclose(ours, golden["logits"], atol=1e-4, rtol=0)
 
@@ -71,7 +65,7 @@ def test_bfloat16_is_as_near_as_that_of_transformers(family, make_mesh, fast_jit
 def test_model_lies_and_computes_on_a_mesh(family, axes, make_mesh, fast_jit):
     golden, mesh = expected(family), make_mesh(**axes)
     with jax.set_mesh(mesh):
-        config, params = load(GOLDEN / family, mesh, dtype="float32", param_dtype="float32")
+        config, params = load(GOLDEN / family, mesh, **WIDE)
         tokens = jnp.tile(golden["tokens"], (2, 1))
         ours = whole(config, params, tokens, fast_jit)
     np.testing.assert_allclose(ours[1:], golden["logits"], atol=1e-4, rtol=0)

@@ -3,20 +3,14 @@ import shutil
 
 import numpy as np
 import pytest
-import tokenizers
 
 from models.extras import perplexity
 from models.extras.corpus import Corpus
 from models.extras.perplexity import measure, rows
 from models.huggingface import load
-from tests.python.models.golden_models import GOLDEN, expected
+from tests.python.models.golden_models import GOLDEN, WIDE, expected, save_words
 
-WIDE = {"dtype": "float32", "param_dtype": "float32"}
-
-
-@pytest.fixture(autouse=True)
-def compile_fast(monkeypatch, fast_jit):
-    monkeypatch.setattr(perplexity.jaxhet, "jit", fast_jit)
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 
 def corpus(tokens) -> Corpus:
@@ -60,10 +54,7 @@ def test_rows_predict_each_token_once(make_mesh):
 def test_command_counts_tokens(tmp_path, capsys):
     golden, folder = expected("qwen2.5"), tmp_path / "model"
     shutil.copytree(GOLDEN / "qwen2.5", folder)
-    words = {f"w{number}": number for number in range(64)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_words(folder / "tokenizer.json")
     tokens = golden["tokens"][0]
     (tmp_path / "text.txt").write_text(" ".join(f"w{number}" for number in tokens))
     data = f"--data={tmp_path / 'text.txt'}"

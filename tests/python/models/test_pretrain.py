@@ -19,10 +19,7 @@ from models.extras.records import METRICS, PLOT, compare_replicas, differences, 
 from models.llama import Llama
 from tests.support import planted
 
-
-@pytest.fixture(autouse=True)
-def compile_fast(monkeypatch, fast_jit):
-    monkeypatch.setattr(loop.jaxhet, "jit", fast_jit)
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 
 def train(run_dir: Path, **options) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import tokenizers
 
 from models import convert, generate, pretrain
 from models.configs import CONFIGS
@@ -17,14 +16,12 @@ from models.extras.checkpoint import Checkpoints
 from models.huggingface import load
 from models.train import TrainState
 from tests.python.models.conftest import FAST_COMPILE
-from tests.python.models.golden_models import GOLDEN
+from tests.python.models.golden_models import GOLDEN, save_words
 
 THREE = dataclasses.replace(CONFIGS["tiny"], layers=3)
 
 
-@pytest.fixture(autouse=True)
-def compile_fast(monkeypatch, fast_jit):
-    monkeypatch.setattr(loop.jaxhet, "jit", fast_jit)
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 
 def train(folder: Path, *words: str) -> Any:
@@ -93,7 +90,7 @@ def test_checkpoint_of_a_run_from_a_model_keeps_tokenizer_and_ends(tmp_path, mak
     shutil.copytree(GOLDEN / "qwen2.5", start)
     theirs = json.loads((start / "config.json").read_text()) | {"eos_token_id": 7}
     (start / "config.json").write_text(json.dumps(theirs))
-    _save_words(start / "tokenizer.json")
+    save_words(start / "tokenizer.json")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w5 " * 40)
     data = f"--data={tmp_path / 'text.txt'}"
     run = tmp_path / "run"
@@ -107,7 +104,7 @@ def test_checkpoint_of_a_run_from_a_model_keeps_tokenizer_and_ends(tmp_path, mak
     assert (folder / "tokenizer.json").read_bytes() == (start / "tokenizer.json").read_bytes()
 
     words = tmp_path / "words.json"
-    _save_words(words, "<eos>", number=63)
+    save_words(words, "<eos>", number=63)
     own = tmp_path / "own"
     train(own, f"--init-from={start}", data, f"--tokenizer={words}", "--mesh=data=4")
     special = json.loads((export(own, tmp_path / "c") / "config.json").read_text())
@@ -124,7 +121,7 @@ def test_tokenizer_of_a_run_is_exported_or_the_reason_is_given(tmp_path, capsys,
     units = []
     monkeypatch.setattr(reporter, "plot_losses", lambda *arguments: units.append(arguments[2]))
     words = tmp_path / "words.json"
-    _save_words(words, "</s>")
+    save_words(words, "</s>")
     (tmp_path / "text.txt").write_text("w1 w2 w3 w5 " * 40)
     data = str(tmp_path / "text.txt")
     tokenize.main([data, f"--tokenizer={words}", f"--out={tmp_path / 'shards'}"])
@@ -173,12 +170,3 @@ def test_byte_tokenizer_gives_bytes_and_the_same_text(tmp_path):
     for example in ("", " a  b\n\t", "Grüße, 世界 🙂", "\x00\x7f\xa0\xad"):
         assert codec.encode(example) == list(example.encode())
         assert codec.decode(codec.encode(example)) == example
-
-
-def _save_words(path: Path, *others: str, number: int = 64) -> None:
-    """A tokenizer of the words w0, w1 and so on, and others."""
-    words = [*(f"w{i}" for i in range(number)), *others]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(path))
