@@ -152,7 +152,7 @@ class ThreadQueue final : public StreamQueue {
   // Does the work when it can be done; false if the queue ends before.
   bool IsDone(const StreamWork& work) const {
     for (int turn = 0;; ++turn) {
-      const uint32_t seen = work.word ? std::atomic_ref(*work.word).load() : 0;
+      const uint32_t seen = work.word != nullptr ? std::atomic_ref(*work.word).load() : 0;
       if (work.run()) return true;
       if (stopping_) return false;
       if (turn < kSpins) {
