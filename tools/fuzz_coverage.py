@@ -16,30 +16,29 @@ _LEAST = 0.95
 # Functions that read bytes of peers or check what these say, by file of the engine.
 CPP = {
     "base/checked.h": "Take",
-    "net/socket/control_channel.cc": "Parse|ReadMore|Next",
+    "net/socket/socket.cc": "Parse|ReadMore|Next",
     "engine/common/wire.cc": "TakeBytes|ParseFail|UnpackStrings",
     "engine/common/wire.h": "TakeInfo",
     "engine/control/negotiation.cc": "Apply|Await|AnswerHello|Conclude",
     "engine/progress_engine.cc": "OnMessage",
     "engine/host/open_exchanges.cc": "OnStart|Meet|CheckLeft|CheckStart|CheckRanks",
-    "engine/control/peer_table.cc": "Received",
+    "engine/control/peer_table.h": "Received",
     "engine/common/plans.cc": "Add",
     "engine/device/channel_setup.cc": ("Handle|Open|Accept|Prove|Expect|IsAllowed|Find"),
     "net/connection.h": "Reserve",
     "net/seal.cc": "Take|OpenNext|Room",
     "net/socket/socket_connection.cc": "Accept|OnMessage|Receive|OnConfirmed|OnLeftByPeer",
-    "transport/shared_memory.cc": "SharedMemory",
+    "transport/device_channel/shared_memory.cc": "SharedMemory|Take|TakeFds",
     "transport/process_vm/process_vm.cc": "ParseSegments|OnMessage|Begin|Accept|ReadState",
     "transport/device_channel/device_channel.cc": "CheckSlotBytes",
     "transport/device_channel/shared_channels.cc": (
         "Open|CheckPlace|ParseSharedChannelInfo|OpenOperands"
     ),
-    "transport/device_channel/socket_channel.cc": "Open|AcceptOffers",
+    "transport/device_channel/socket_channel.cc": "AcceptOffers",
     "transport/device_channel/lane_channel.cc": (
         "IsReady|Find|Expected|Moved|ParseDeviceChunkInfo|IsAgreed"
     ),
-    "transport/device_channel/verbs_channel.cc": "Open",
-    "transport/device_channel/fd_mailbox.cc": "Take|TakeFds",
+    "transport/device_channel/lane_channel.h": "OpenLaneChannel",
     "net/verbs/verbs_connection.cc": "Drain|Reserve",
     "net/verbs/link.cc": "OnImmediate|Accept|SetUpNicPair",
 }

@@ -366,7 +366,7 @@ TEST_P(BytesTest, CountsBytes) {
   const auto remote = static_cast<uint64_t>(pairs);
   if (remote > 0) {
     const auto transport = world.engine(0).Read(
-        [](const ProgressEngine& progress) { return progress.peers().Of(1).transport; });
+        [](const ProgressEngine& progress) { return progress.peers().Of(1).counts.transport; });
     EXPECT_EQ(transport, options.transports.front());
     EXPECT_EQ(stats.at("bytes_sent_" + transport), remote * 100'000);
     EXPECT_EQ(stats.at("bytes_received_" + transport), remote * 100'000);

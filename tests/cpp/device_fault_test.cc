@@ -490,8 +490,8 @@ struct LocalRanks {
               .nics = nullptr};
     };
     auto [end, offer] = local.make(setup(target));
-    Rank(source).channels().AddOutgoing(target, ChannelOf(local.open(setup(source), offer)));
-    Rank(target).channels().AddIncoming(source, ChannelOf(std::move(end)));
+    Rank(source).channels().Add(target, false, ChannelOf(local.open(setup(source), offer)));
+    Rank(target).channels().Add(source, true, ChannelOf(std::move(end)));
   }
   static std::unique_ptr<RankChannel> ChannelOf(std::unique_ptr<DeviceChannel> end) {
     auto channel = std::make_unique<RankChannel>();
@@ -537,8 +537,8 @@ TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
   std::vector<std::byte> result(operand.size());
   LocalRanks pair(2);
   const Stream stream = pair.Rank(0).device().CreateStream(StreamPriority::kNormal);
-  pair.Rank(0).rescue().Stop();
-  EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
+  pair.Rank(0).watch().Stop();
+  EXPECT_TRUE(pair.Rank(0).watch().Abandon(kLong));
   DeviceRequest request;
   request.stream = stream.get();
   request.kind = ExchangeKind::kPermute;
@@ -548,7 +548,7 @@ TEST(DeviceFaultTest, WhatStartsLateIsAbandonedToo) {
   request.result = result;
   request.poison = kPoison;
   EXPECT_FALSE(pair.Rank(0).Start(request));
-  EXPECT_TRUE(pair.Rank(0).rescue().Abandon(kLong));
+  EXPECT_TRUE(pair.Rank(0).watch().Abandon(kLong));
   EXPECT_TRUE(std::ranges::all_of(result, [](std::byte byte) { return byte == kPoison; }));
 }
 

@@ -27,9 +27,9 @@
 #include "xla_plugin/net/socket/socket_connection.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
-#include "xla_plugin/transport/device_channel/fd_mailbox.h"
 #include "xla_plugin/transport/device_channel/lane.h"
 #include "xla_plugin/transport/device_channel/lane_channel.h"
+#include "xla_plugin/transport/device_channel/shared_memory.h"
 
 // Offers, answers and messages of channels between devices.
 namespace jaxhet::testing {
@@ -132,8 +132,8 @@ void OpenOffer(std::string_view input) {
                .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
                           "xla_plugin/transport/device_channel/socket_channel.cc",
                           "xla_plugin/transport/device_channel/shared_channels.cc",
-                          "xla_plugin/transport/shared_memory.cc",
-                          "xla_plugin/transport/device_channel/verbs_channel.cc",
+                          "xla_plugin/transport/device_channel/shared_memory.cc",
+                          "xla_plugin/transport/device_channel/lane_channel.h",
                           "xla_plugin/net/verbs/link.cc"},
                .seeds = &OfferSeeds,
                .run = &OpenOffer});
@@ -180,7 +180,7 @@ void AcceptAnswer(std::string_view input) {
 [[maybe_unused]] const bool added_answers =
     AddFuzzer({.name = "channel_answers",
                .covers = {"xla_plugin/transport/device_channel/shared_channels.cc",
-                          "xla_plugin/transport/device_channel/fd_mailbox.cc"},
+                          "xla_plugin/transport/device_channel/shared_memory.cc"},
                .seeds = &AnswerSeeds,
                .run = &AcceptAnswer});
 
@@ -257,11 +257,9 @@ void SetUpWith(std::string_view input, const std::vector<std::string>& allowed) 
   ranks.push_back(std::make_unique<DeviceRank>(0, OpenHostDevice(), 0));
   ScriptedJob job(input);
   verbs::Nics nics(NicOptions());
-  const ChannelOptions options{.slot_bytes = kSlotBytes,
-                               .pull_bytes = 1'000,
-                               .operands = {},
-                               .nics = &nics,
-                               .path_timeout = std::chrono::seconds(1)};
+  Options engine = EngineOptions();
+  engine.slot_bytes = kSlotBytes;
+  const ChannelOptions options{.engine = engine, .operands = {}, .nics = &nics};
   SetUpChannels(peers, ranks, std::array{ChannelPair{0, 1}}, {}, options, job,
                 Clock::now() + std::chrono::seconds(5));
 }
@@ -370,7 +368,7 @@ void TakeLetters(std::string_view input) {
 
 [[maybe_unused]] const bool added_letters =
     AddFuzzer({.name = "mailbox",
-               .covers = {"xla_plugin/transport/device_channel/fd_mailbox.cc"},
+               .covers = {"xla_plugin/transport/device_channel/shared_memory.cc"},
                .seeds = &LetterSeeds,
                .run = &TakeLetters});
 
@@ -488,7 +486,7 @@ void ParseOneChunkInfo(std::string_view input) {
 [[maybe_unused]] const bool added_chunk_infos =
     AddFuzzer({.name = "chunk_info",
                .covers = {"xla_plugin/transport/device_channel/lane_channel.cc",
-                          "xla_plugin/transport/device_channel/verbs_channel.cc"},
+                          "xla_plugin/transport/device_channel/lane_channel.h"},
                .seeds = &ChunkInfoSeeds,
                .run = &ParseOneChunkInfo});
 

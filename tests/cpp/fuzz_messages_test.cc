@@ -58,12 +58,12 @@ void ReadStream(std::string_view input) {
   }
 }
 
-[[maybe_unused]] const bool added_stream = AddFuzzer(
-    {.name = "stream",
-     .covers = {"xla_plugin/net/socket/control_channel.cc", "xla_plugin/engine/common/wire.cc",
-                "xla_plugin/engine/common/wire.h", "xla_plugin/base/checked.h"},
-     .seeds = &StreamSeeds,
-     .run = &ReadStream});
+[[maybe_unused]] const bool added_stream =
+    AddFuzzer({.name = "stream",
+               .covers = {"xla_plugin/net/socket/socket.cc", "xla_plugin/engine/common/wire.cc",
+                          "xla_plugin/engine/common/wire.h", "xla_plugin/base/checked.h"},
+               .seeds = &StreamSeeds,
+               .run = &ReadStream});
 
 // --- introductions ---
 
@@ -422,7 +422,7 @@ TEST(FuzzMessagesTest, ForeignRanksThatCameBeforeTheRanksAreRefused) {
 [[maybe_unused]] const bool added_job = AddFuzzer(
     {.name = "job",
      .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/host/open_exchanges.cc",
-                "xla_plugin/engine/control/peer_table.cc", "xla_plugin/engine/common/plans.cc",
+                "xla_plugin/engine/control/peer_table.h", "xla_plugin/engine/common/plans.cc",
                 "xla_plugin/net/socket/socket_connection.cc"},
      .seeds = &JobSeeds,
      .run = [](std::string_view input) { (void)PlayJob(input); }});

@@ -269,7 +269,7 @@ TEST(SealTest, RdmaIsLeftForSocketsInWords) {
   World world(options);
   world.engine(0).Read([](const ProgressEngine& progress) {
     const Peer& peer = progress.peers().Of(1);
-    EXPECT_EQ(peer.transport, "socket");
+    EXPECT_EQ(peer.counts.transport, "socket");
     const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
     EXPECT_NE(verbs, peer.refusals.end());
     EXPECT_THAT(verbs->reason, HasSubstr("NICs can't encrypt what they read out of memory"));

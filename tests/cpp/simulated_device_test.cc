@@ -161,7 +161,7 @@ void AbandonWhileStreamsRun(SimulatedRanks& ranks) {
   std::thread streams([&] {
     while (!is_over) ranks.Run();
   });
-  EXPECT_TRUE(ranks.rank(0).rescue().Abandon(kLong));
+  EXPECT_TRUE(ranks.rank(0).watch().Abandon(kLong));
   is_over = true;
   streams.join();
 }
@@ -171,8 +171,8 @@ TEST(SimulatedDeviceTest, AbandonGoesOnWhereItRanOutOfTime) {
   SimulatedRanks ranks({.is_zero_copy = true});
   ranks.Start(0, 0, SwapOf(1'500));
   ranks.Done(0, 0);
-  ranks.rank(0).rescue().Stop();
-  EXPECT_FALSE(ranks.rank(0).rescue().Abandon(std::chrono::milliseconds(10)));
+  ranks.rank(0).watch().Stop();
+  EXPECT_FALSE(ranks.rank(0).watch().Abandon(std::chrono::milliseconds(10)));
   AbandonWhileStreamsRun(ranks);
   EXPECT_TRUE(ranks.Run());
   EXPECT_TRUE(ranks.IsFilledWith(0, 0, kSimulatedPoison));
@@ -185,7 +185,7 @@ TEST(SimulatedDeviceTest, AbandonedResultsArePoisoned) {
   ranks.Start(0, 1, SwapOf(1'500));
   for (const int64_t index : {1, 0}) ranks.Done(0, index);
   EXPECT_FALSE(ranks.Run());
-  ranks.rank(0).rescue().Stop();
+  ranks.rank(0).watch().Stop();
   AbandonWhileStreamsRun(ranks);
   EXPECT_TRUE(ranks.Run());
   for (const int64_t index : {0, 1}) EXPECT_TRUE(ranks.IsFilledWith(0, index, kSimulatedPoison));

@@ -187,8 +187,8 @@ void SimulatedRanks::AddChannel(int source, int target) {
     channel->transport = "simulated";
     return channel;
   };
-  rank(source).channels().AddOutgoing(target, end());
-  rank(target).channels().AddIncoming(source, end());
+  rank(source).channels().Add(target, false, end());
+  rank(target).channels().Add(source, true, end());
 }
 
 std::span<std::byte> SimulatedRanks::Take(Node& node, Side& side, size_t num_bytes) {

@@ -1,9 +1,8 @@
-#include "xla_plugin/engine/device/transfer_plan.h"
-
 #include <cstddef>
 #include <vector>
 
 #include "tests/cpp/testing.h"
+#include "xla_plugin/engine/device/in_flight.h"
 
 // The plan of exchanges between devices. simulated_device_test.cc carries plans out.
 namespace jaxhet::testing {

@@ -7,7 +7,7 @@
 #include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "tests/softverbs/softverbs.h"
-#include "xla_plugin/net/verbs/device_slots.h"
+#include "xla_plugin/net/verbs/memory.h"
 #include "xla_plugin/net/verbs/nics.h"
 
 // Exchanges between devices over NICs: how their memory is registered, and what happens when queue

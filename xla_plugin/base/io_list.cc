@@ -60,25 +60,4 @@ size_t NumBytes(std::span<const iovec> entries) {
   return num_bytes;
 }
 
-size_t CopyEntries(std::span<const iovec> to, std::span<const iovec> from) {
-  size_t copied = 0;
-  iovec target{};
-  iovec source{};
-  while (true) {
-    for (; target.iov_len == 0; to = to.subspan(1)) {
-      if (to.empty()) return copied;
-      target = to.front();
-    }
-    for (; source.iov_len == 0; from = from.subspan(1)) {
-      if (from.empty()) return copied;
-      source = from.front();
-    }
-    const size_t num_bytes = std::min(target.iov_len, source.iov_len);
-    std::memcpy(target.iov_base, source.iov_base, num_bytes);
-    RemovePrefix(target, num_bytes);
-    RemovePrefix(source, num_bytes);
-    copied += num_bytes;
-  }
-}
-
 }  // namespace jaxhet

@@ -14,6 +14,9 @@ namespace jaxhet {
 class IoList {
  public:
   IoList() = default;
+  explicit IoList(std::span<const iovec> entries) {
+    for (const iovec& entry : entries) Add(entry.iov_base, entry.iov_len);
+  }
 
   void Add(const void* data, size_t num_bytes);
   size_t num_bytes() const { return num_bytes_; }
@@ -43,9 +46,6 @@ iovec ObjectIovec(const T& object) {
 }
 
 size_t NumBytes(std::span<const iovec> entries);
-
-// Copies until either side is used up; returns the number of bytes.
-size_t CopyEntries(std::span<const iovec> to, std::span<const iovec> from);
 
 }  // namespace jaxhet
 

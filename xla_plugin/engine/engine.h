@@ -134,7 +134,6 @@ class Engine final : public std::enable_shared_from_this<Engine>, public JobView
   using Command = std::function<void(ProgressEngine&)>;
   using Prepared = std::vector<std::map<int, RankExchange>>;  // by index and rank of this process
 
-  ChannelOptions OptionsOfChannels(verbs::Nics& nics) const;
   void ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
                        std::span<const ChannelPair> pairs, std::span<ChannelSockets> sockets,
                        const ChannelOptions& options, Time deadline);

@@ -33,23 +33,13 @@ std::shared_ptr<DeviceEngine> Engine::devices() const {
   Throw(ErrorCode::kUsage, "the devices of this process are not open (jaxhet.initialize)");
 }
 
-ChannelOptions Engine::OptionsOfChannels(verbs::Nics& nics) const {
-  return {.slot_bytes = static_cast<size_t>(options_.slot_bytes),
-          .pull_bytes = static_cast<size_t>(options_.eager_bytes) + 1,
-          .operands = {},
-          .nics = &nics,
-          .encryption = ParseEncryption(options_.encryption),
-          .least_severity = LeastSeverity(options_.log_level),
-          .path_timeout = PathTimeout(options_)};
-}
-
 void Engine::OpenDevices(const Vendor& vendor, const std::vector<OwnDevice>& own,
                          std::vector<ChannelSockets> sockets, milliseconds timeout,
                          const std::vector<ChannelPair>& later) {
   CheckUsable();
   std::vector<std::unique_ptr<DeviceRank>> ranks;
   verbs::Nics nics(options_.verbs);
-  ChannelOptions channels = OptionsOfChannels(nics);
+  ChannelOptions channels{.engine = options_, .operands = {}, .nics = &nics};
   for (const auto& [rank, ordinal, operands] : own) {
     channels.operands[rank] = operands;
     auto device = vendor.open(vendor.libraries, ordinal);
@@ -85,7 +75,8 @@ void Engine::OpenChannels(const std::vector<ChannelPair>& pairs,
                           std::vector<ChannelSockets> sockets, milliseconds timeout) {
   const auto opened = devices();
   verbs::Nics nics(options_.verbs);  // the arena has its own
-  ConnectChannels(opened->ranks(), pairs, sockets, OptionsOfChannels(nics), Clock::now() + timeout);
+  ConnectChannels(opened->ranks(), pairs, sockets,
+                  {.engine = options_, .operands = {}, .nics = &nics}, Clock::now() + timeout);
 }
 
 void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
@@ -99,7 +90,8 @@ void Engine::ConnectChannels(std::span<const std::unique_ptr<DeviceRank>> ranks,
   }
   Wake();
   for (ChannelSockets& of_pair : sockets) {
-    of_pair.keys = KeysFor(options.encryption, of_pair.sockets.size(), std::move(of_pair.keys));
+    of_pair.keys = KeysFor(ParseEncryption(options_.encryption), of_pair.sockets.size(),
+                           std::move(of_pair.keys));
   }
   std::set<int> joined;
   for (const ChannelPair& pair : pairs) joined.insert({pair.rank, pair.peer_rank});

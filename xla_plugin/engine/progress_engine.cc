@@ -149,6 +149,9 @@ void ProgressEngine::OnMessage(Peer& peer, const Message& message) {
       return exchanges_.OnStart(peer, info, body);
     }
     case MessageType::kTransport:
+      if (!peer.connection) {
+        Throw(ErrorCode::kTransport, "it sent a message about a path that was not agreed on");
+      }
       return peer.connection->OnMessage(std::as_bytes(std::span(body)));
     case MessageType::kHeartbeat:
       return CheckEmpty(body);
@@ -249,7 +252,9 @@ void ProgressEngine::Pass() {
       for (auto& [process, peer] : peers_.all()) {
         // A peer that has left may close its data connections, which then is no failure.
         if (peer.left && !WaitsFor(process)) continue;
-        Attributed(peer, [&] { agenda_.has_work |= peer.connection->Advance(); });
+        if (peer.connection) {
+          Attributed(peer, [&] { agenda_.has_work |= peer.connection->Advance(); });
+        }
         agenda_.has_work |= !peer.lost.empty() && !peer.left;
       }
       ReadMessages(peers_.self());
@@ -342,8 +347,8 @@ bool ProgressEngine::IsQuiet() const {
 std::map<std::string, uint64_t> ProgressEngine::Stats() const {
   std::map<std::string, uint64_t> stats = exchanges_.Stats();
   for (const auto& [process, peer] : peers_.all()) {
-    stats["bytes_sent_" + peer.transport] += peer.bytes_sent;
-    stats["bytes_received_" + peer.transport] += peer.bytes_received;
+    stats["bytes_sent_" + peer.counts.transport] += peer.counts.bytes_sent;
+    stats["bytes_received_" + peer.counts.transport] += peer.counts.bytes_received;
   }
   return stats;
 }

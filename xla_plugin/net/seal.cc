@@ -200,8 +200,9 @@ size_t RecordWriter::Add(const IoList& bytes, size_t offset) {
 
 size_t RecordReader::Take(std::span<const iovec> entries) {
   if (opened_.empty() && !OpenNext()) return 0;
-  const iovec opened = ToIovec(opened_.data(), opened_.size());
-  const size_t num_bytes = CopyEntries(entries, {&opened, 1});
+  const IoList to(entries);
+  const size_t num_bytes = std::min(to.num_bytes(), opened_.size());
+  to.CopyIn(0, opened_.first(num_bytes));
   opened_ = opened_.subspan(num_bytes);
   return num_bytes;
 }

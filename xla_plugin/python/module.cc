@@ -150,12 +150,12 @@ std::pair<std::string, std::vector<std::pair<std::string, std::string>>> Transpo
     }
     std::vector<std::pair<std::string, std::string>> refused;
     for (const auto& [transport, reason] : refusals) refused.emplace_back(transport, reason);
-    return std::pair{peer.transport, refused};
+    return std::pair{peer.counts.transport, refused};
   });
 }
 
-int64_t ToUs(Time time) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(time.time_since_epoch()).count();
+int64_t ToUs(Clock::duration time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
 }
 
 nb::dict ToDict(const FlightRecord& record, const Plans& plans) {
@@ -170,8 +170,8 @@ nb::dict ToDict(const FlightRecord& record, const Plans& plans) {
   dict["bytes"] = record.operand_bytes;
   dict["group"] = record.group;
   dict["state"] = kStates.at(static_cast<size_t>(record.state));
-  dict["started_us"] = ToUs(record.started);
-  dict["ended_us"] = ToUs(record.ended);
+  dict["started_us"] = ToUs(record.started.time_since_epoch());
+  dict["ended_us"] = ToUs(record.ended.time_since_epoch());
   dict["exchange"] = plans.Describe(record.plan, record.index);
   return dict;
 }
@@ -295,7 +295,7 @@ nb::list PeerStats(const Engine& engine) {
     dict["transport"] = count.transport;
     dict["bytes_sent"] = count.bytes_sent;
     dict["bytes_received"] = count.bytes_received;
-    dict["waited_us"] = count.waited_us;
+    dict["waited_us"] = ToUs(count.waited);
     dict["path_failures"] = count.path_failures;
     list.append(dict);
   }

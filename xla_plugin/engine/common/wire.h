@@ -9,7 +9,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/net/socket/control_channel.h"
+#include "xla_plugin/net/socket/socket.h"
 
 // The structures that bodies of messages on a control connection start with.
 namespace jaxhet {

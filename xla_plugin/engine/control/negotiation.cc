@@ -26,18 +26,6 @@ struct Candidate {
 
 using Candidates = std::vector<Candidate>;
 
-// For a peer to which only control is connected, since data moves between devices.
-class NoPath final : public Connection {
- public:
-  void Begin(Transfer& /*transfer*/, std::string_view /*announcement*/) override {
-    Throw(ErrorCode::kUsage, "data moves between devices, and this is an exchange of host memory");
-  }
-  void OnMessage(std::span<const std::byte> /*message*/) override {
-    Throw(ErrorCode::kTransport, "it sent a message about a path that was not agreed on");
-  }
-  bool Advance() override { return false; }
-};
-
 Candidates OpenCandidates(Introduction& introduction) {
   Candidates candidates;
   if (introduction.allowed.empty()) return candidates;
@@ -139,16 +127,15 @@ void CheckIsThere(Peer& peer) {
 }
 
 void Choose(Peer& peer, Candidates& candidates) {
-  if (candidates.empty()) peer.connection = std::make_unique<NoPath>();
   for (Candidate& candidate : candidates) {
     if (!candidate.connection) {
       peer.refusals.push_back({candidate.name, candidate.text});
     } else if (!peer.connection) {
-      peer.transport = candidate.name;
+      peer.counts.transport = candidate.name;
       peer.connection = std::move(candidate.connection);
     }
   }
-  if (peer.connection) return;
+  if (peer.connection || candidates.empty()) return;
   CheckIsThere(peer);
   std::string reasons;
   for (const Refusal& refusal : peer.refusals) {

@@ -18,7 +18,7 @@ PeerTable::PeerTable(int process, int num_processes, const Options& options, Pee
   if (encryption_ != Encryption::kOff) Crypto(encryption_);
   Peer& self = peers_.try_emplace(process, events, process, ControlChannel()).first->second;
   self.connection = OpenLocal(self);
-  self.transport = "local";
+  self.counts.transport = "local";
 }
 
 Introduction PeerTable::Make(PeerSpec spec, std::map<int, Peer>& peers) {
@@ -109,93 +109,9 @@ std::string PeerTable::Where(int process) const {
 std::vector<PeerCounts> PeerTable::Counts() const {
   std::vector<PeerCounts> counts;
   for (const auto& [process, peer] : peers_) {
-    if (peer.transport.empty()) continue;
-    const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(peer.waited);
-    counts.push_back({.process = process,
-                      .transport = peer.transport,
-                      .bytes_sent = peer.bytes_sent,
-                      .bytes_received = peer.bytes_received,
-                      .waited_us = static_cast<uint64_t>(waited.count()),
-                      .path_failures = peer.path_failures});
+    if (!peer.counts.transport.empty()) counts.push_back(peer.counts);
   }
   return counts;
 }
-
-void Peer::Log(std::string_view what) {
-  ++path_failures;
-  events_.PathChanged(*this, what);
-}
-
-void Peer::SayFailure(const Error& error, int own_process) {
-  const int failed_process = error.failed_process() >= 0 ? error.failed_process() : own_process;
-  const FailInfo info{error.code(), failed_process};
-  channel.Send(MessageType::kFail,
-               std::array{ObjectIovec(info), ToIovec(error.text().data(), error.text().size())});
-  channel.FinishSending();
-}
-
-std::set<Pollable*> Peer::Pollables() {
-  std::set<Pollable*> pollables;
-  if (Pollable* const control = channel.socket()) pollables.insert(control);
-  if (!connection) return pollables;
-  for (Pollable* const pollable : connection->Pollables()) pollables.insert(pollable);
-  return pollables;
-}
-
-void Peer::Sent(Transfer& transfer, size_t num_bytes) {
-  transfer.sent += num_bytes;
-  bytes_sent += num_bytes;
-  events_.Moved(*this, transfer);
-}
-
-void Peer::Received(Transfer& transfer, size_t num_bytes) {
-  if (!InBounds(transfer.received, num_bytes, transfer.receive.num_bytes())) {
-    Throw(ErrorCode::kTransport, kBytesTwice);
-  }
-  transfer.received += num_bytes;
-  bytes_received += num_bytes;
-  events_.Moved(*this, transfer);
-}
-
-void Roster::Describe(int process, std::string_view description) {
-  descriptions_[process] = description;
-}
-
-const RankInfo& Roster::Info(int rank) const {
-  if (!std::cmp_less(rank, ranks_.size()) || rank < 0) {
-    Throw(ErrorCode::kUsage, "the job has ", ranks_.size(), " ranks, but rank ", rank,
-          " is asked for");
-  }
-  return ranks_[static_cast<size_t>(rank)];
-}
-
-std::vector<int> Roster::RanksOf(int process) const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    if (ProcessOf(rank) == process) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-std::string Roster::RankName(int rank) const {
-  std::string name = StrCat("rank ", rank, "/", ranks_.size());
-  if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return name;
-  const RankInfo& info = ranks_[static_cast<size_t>(rank)];
-  return StrCat(name, " ", info.vendor, info.island);
-}
-
-std::string Roster::RankAndProcess(int rank) const {
-  if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return StrCat("rank ", rank);
-  const RankInfo& info = ranks_[static_cast<size_t>(rank)];
-  return StrCat("rank ", rank, " of ", ProcessName(info.process), ", ", info.vendor, info.island);
-}
-
-std::string Roster::ProcessName(int process) const {
-  const auto found = descriptions_.find(process);
-  const std::string name = StrCat("process ", process);
-  return found == descriptions_.end() ? name : StrCat(name, " (", found->second, ")");
-}
-
-std::string Roster::OwnName() const { return StrCat("process ", process_, "/", num_processes_); }
 
 }  // namespace jaxhet

@@ -1,6 +1,7 @@
 #ifndef XLA_PLUGIN_ENGINE_CONTROL_PEER_TABLE_H_
 #define XLA_PLUGIN_ENGINE_CONTROL_PEER_TABLE_H_
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -13,13 +14,14 @@
 #include <utility>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/engine/common/exchange.h"
 #include "xla_plugin/engine/common/messages.h"
 #include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/common/plans.h"
 #include "xla_plugin/engine/common/wire.h"
-#include "xla_plugin/net/socket/control_channel.h"
+#include "xla_plugin/net/socket/socket.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/transport/process_vm/process_vm.h"
 #include "xla_plugin/transport/transport.h"
@@ -41,25 +43,50 @@ class Roster {
   int process() const { return process_; }
   int num_processes() const { return num_processes_; }
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
-  void Describe(int process, std::string_view description);
+  void Describe(int process, std::string_view description) { descriptions_[process] = description; }
   void SetRanks(std::vector<RankInfo> ranks) { ranks_ = std::move(ranks); }
 
   // Throws UsageError for a rank that does not exist (or before SetRanks).
-  const RankInfo& Info(int rank) const;
+  const RankInfo& Info(int rank) const {
+    if (!std::cmp_less(rank, ranks_.size()) || rank < 0) {
+      Throw(ErrorCode::kUsage, "the job has ", ranks_.size(), " ranks, but rank ", rank,
+            " is asked for");
+    }
+    return ranks_[static_cast<size_t>(rank)];
+  }
   int ProcessOf(int rank) const { return Info(rank).process; }
   bool IsRankOf(int rank, int process) const {
     return rank >= 0 && rank < num_ranks() && ProcessOf(rank) == process;
   }
-  std::vector<int> RanksOf(int process) const;
+  std::vector<int> RanksOf(int process) const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < num_ranks(); ++rank) {
+      if (ProcessOf(rank) == process) ranks.push_back(rank);
+    }
+    return ranks;
+  }
 
   // "rank 3/16 cpu1".
-  std::string RankName(int rank) const;
+  std::string RankName(int rank) const {
+    std::string name = StrCat("rank ", rank, "/", ranks_.size());
+    if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return name;
+    const RankInfo& info = ranks_[static_cast<size_t>(rank)];
+    return StrCat(name, " ", info.vendor, info.island);
+  }
   // "rank 3 of process 1 (<description>), cpu1".
-  std::string RankAndProcess(int rank) const;
+  std::string RankAndProcess(int rank) const {
+    if (rank < 0 || !std::cmp_less(rank, ranks_.size())) return StrCat("rank ", rank);
+    const RankInfo& info = ranks_[static_cast<size_t>(rank)];
+    return StrCat("rank ", rank, " of ", ProcessName(info.process), ", ", info.vendor, info.island);
+  }
   // "process 1 (<description>)".
-  std::string ProcessName(int process) const;
+  std::string ProcessName(int process) const {
+    const auto found = descriptions_.find(process);
+    const std::string name = StrCat("process ", process);
+    return found == descriptions_.end() ? name : StrCat(name, " (", found->second, ")");
+  }
   // "process 0/2".
-  std::string OwnName() const;
+  std::string OwnName() const { return StrCat("process ", process_, "/", num_processes_); }
 
  private:
   int process_;
@@ -85,11 +112,11 @@ struct PeerSpec {
 // Bytes to and from a process by one transport.
 struct PeerCounts {
   int process = 0;
-  std::string transport;
+  std::string transport;  // name of the connection's transport; empty: it moves no data
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
-  uint64_t waited_us = 0;
-  uint64_t path_failures = 0;
+  Clock::duration waited{};    // sum of own transfers' waits for the peer's starts
+  uint64_t path_failures = 0;  // after which the path to it works differently
 };
 
 class Peer;
@@ -110,30 +137,59 @@ class PeerEvents {
 class Peer final : public ConnectionHost {
  public:
   Peer(PeerEvents& events, int its_process, ControlChannel its_channel)
-      : process(its_process), channel(std::move(its_channel)), events_(events) {}
+      : process(its_process),
+        channel(std::move(its_channel)),
+        counts({.process = its_process, .transport = {}}),
+        events_(events) {}
 
   void Send(std::span<const iovec> message) override {
     channel.Send(MessageType::kTransport, message);
   }
   Transfer& Find(uint64_t ticket) override { return events_.FindTransfer(*this, ticket); }
-  void Sent(Transfer& transfer, size_t num_bytes) override;
-  void Received(Transfer& transfer, size_t num_bytes) override;
-  void Log(std::string_view what) override;
+  void Sent(Transfer& transfer, size_t num_bytes) override {
+    transfer.sent += num_bytes;
+    counts.bytes_sent += num_bytes;
+    events_.Moved(*this, transfer);
+  }
+  void Received(Transfer& transfer, size_t num_bytes) override {
+    if (!InBounds(transfer.received, num_bytes, transfer.receive.num_bytes())) {
+      Throw(ErrorCode::kTransport, kBytesTwice);
+    }
+    transfer.received += num_bytes;
+    counts.bytes_received += num_bytes;
+    events_.Moved(*this, transfer);
+  }
+  void Log(std::string_view what) override {
+    ++counts.path_failures;
+    events_.PathChanged(*this, what);
+  }
   void Lost(std::string_view why) override {
     if (lost.empty()) lost = why;
   }
 
   // Tells the peer why nothing follows.
-  void SayFailure(const Error& error, int own_process);
-  std::set<Pollable*> Pollables();
+  void SayFailure(const Error& error, int own_process) {
+    const int failed_process = error.failed_process() >= 0 ? error.failed_process() : own_process;
+    const FailInfo info{error.code(), failed_process};
+    channel.Send(MessageType::kFail,
+                 std::array{ObjectIovec(info), ToIovec(error.text().data(), error.text().size())});
+    channel.FinishSending();
+  }
+  std::set<Pollable*> Pollables() {
+    std::set<Pollable*> pollables;
+    if (Pollable* const control = channel.socket()) pollables.insert(control);
+    if (!connection) return pollables;
+    for (Pollable* const pollable : connection->Pollables()) pollables.insert(pollable);
+    return pollables;
+  }
 
   const int process;
   bool same_host = true;
   std::vector<std::string> device_transports;  // allowed ones
   ControlChannel channel;
-  std::string transport;  // name of the connection's transport; empty: it moves no data
+  PeerCounts counts;
   std::vector<Refusal> refusals;
-  std::unique_ptr<Connection> connection;
+  std::unique_ptr<Connection> connection;  // null: data moves between devices
 
   Plans plans;                   // plans that the peer has sent
   std::set<int64_t> plans_sent;  // to it
@@ -145,10 +201,6 @@ class Peer final : public ConnectionHost {
   Time last_heard;
   std::string lost;   // why the path to it is broken
   bool left = false;  // it has said goodbye
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;
-  Clock::duration waited{};    // sum of own transfers' waits for the peer's starts
-  uint64_t path_failures = 0;  // after which the path to it works differently
 
  private:
   PeerEvents& events_;

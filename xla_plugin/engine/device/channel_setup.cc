@@ -96,7 +96,7 @@ Lanes MakeLanes(ChannelSockets& of_pair, const ChannelOptions& options,
                                .data = {},
                                .keys = {},
                                .chunk_bytes = sockets::kWholeTransfers,  // a slot is one chunk
-                               .path_timeout = options.path_timeout};
+                               .path_timeout = PathTimeout(options.engine)};
     Lane::Messages messages{std::move(of_pair.sockets[next]), std::move(of_pair.keys[next])};
     for (const size_t end = next++ + per_lane; next < end; ++next) {
       setup.data.push_back(std::move(of_pair.sockets[next]));
@@ -124,7 +124,7 @@ class ChannelNegotiation {
         ends_.push_back({rank.get(), &peer, false, Awaited::kOffer});
       }
     }
-    const Lane::LogFunction log = LogOnce(options.least_severity);
+    const Lane::LogFunction log = LogOnce(LeastSeverity(options.engine.log_level));
     for (ChannelSockets& of_pair : sockets) {
       lanes_[{of_pair.rank, of_pair.peer_rank}] = MakeLanes(of_pair, options, log);
     }
@@ -151,19 +151,14 @@ class ChannelNegotiation {
     for (auto& [rank, peer, is_incoming, awaited, channel, next, proof, refusals] : ends_) {
       channel->end->Settle(rank->proxy());
       channel->refusals = std::move(refusals);
-      RankChannels& channels = rank->channels();
-      if (is_incoming) {
-        channels.AddIncoming(peer->rank, std::move(channel));
-      } else {
-        channels.AddOutgoing(peer->rank, std::move(channel));
-      }
+      rank->channels().Add(peer->rank, is_incoming, std::move(channel));
     }
   }
 
  private:
   // Each once.
   void SayRemarks() const {
-    if (options_.least_severity > Severity::kInfo) return;
+    if (LeastSeverity(options_.engine.log_level) > Severity::kInfo) return;
     std::set<std::string> remarks;
     for (const ChannelEnd& end : ends_) {
       const std::string remark = end.channel->end->Remark();
@@ -193,7 +188,7 @@ class ChannelNegotiation {
     if (piece != nullptr) return piece->slot_bytes;
     const auto num_channels = std::ranges::count_if(
         ends_, [&](const ChannelEnd& end) { return end.is_incoming && end.rank == &rank; });
-    return FairSlotBytes(options_.slot_bytes,
+    return FairSlotBytes(static_cast<size_t>(options_.engine.slot_bytes),
                          rank.channels().has_arena() ? kMostDeviceBytes / 2 : kMostDeviceBytes,
                          static_cast<size_t>(num_channels));
   }
@@ -233,12 +228,12 @@ class ChannelNegotiation {
             .same_host = peer.same_host,
             .same_vendor = PeerOf(rank.rank()).vendor == peer.vendor,
             .slot_bytes = SlotBytesOf(rank, piece),
-            .pull_bytes = options_.pull_bytes,
+            .pull_bytes = static_cast<size_t>(options_.engine.eager_bytes) + 1,
             .operands = OperandsFor(rank, peer),
             .lanes = lanes_[{rank.rank(), peer.rank}],
             .nics = options_.nics,
             .piece = piece,
-            .encryption = options_.encryption};
+            .encryption = ParseEncryption(options_.engine.encryption)};
   }
 
   void Send(const ChannelEnd& end, ChannelStep step, std::string_view text = {},
@@ -418,8 +413,8 @@ void MakeArenas(std::span<const std::unique_ptr<DeviceRank>> ranks,
                 const ChannelOptions& options) {
   // Both ends come to the same size.
   const size_t slot_bytes =
-      FairSlotBytes(std::min(options.slot_bytes, kMostHostSlotBytes), kMostDeviceBytes / 2,
-                    static_cast<size_t>(std::max(1, num_ranks - 1)));
+      FairSlotBytes(std::min(static_cast<size_t>(options.engine.slot_bytes), kMostHostSlotBytes),
+                    kMostDeviceBytes / 2, static_cast<size_t>(std::max(1, num_ranks - 1)));
   for (const auto& rank : ranks) {
     std::vector<int> peer_ranks;
     for (const auto& [own_rank, peer_rank] : later) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "xla_plugin/engine/common/job_view.h"
+#include "xla_plugin/engine/common/options.h"
 #include "xla_plugin/engine/common/wire.h"
 #include "xla_plugin/engine/device/device_rank.h"
 #include "xla_plugin/net/verbs/nics.h"
@@ -45,14 +46,10 @@ struct ChannelPair {
 };
 
 struct ChannelOptions {
-  size_t slot_bytes;
-  size_t pull_bytes;
+  const Options& engine;
   std::map<int, std::span<std::byte>> operands;  // by own rank, kProofBytes for every rank
                                                  // in the job; see ChannelSetup
   verbs::Nics* nics;                             // NICs of this process
-  Encryption encryption = Encryption::kOff;
-  Severity least_severity = Severity::kInfo;
-  std::chrono::milliseconds path_timeout;  // see SocketSetup
 };
 
 // Takes memory for the channels that are opened after the start: those of `later`, of a job of

@@ -308,12 +308,12 @@ void DeviceEngine::Abandon() {
   const std::lock_guard lock(abandon_mutex_);
   std::vector<DeviceRank*> left;
   for (const auto& rank : ranks_) {
-    rank->rescue().Stop();
+    rank->watch().Stop();
     left.push_back(rank.get());
   }
   const auto is_over = [](DeviceRank* rank) {
     try {
-      return rank->rescue().Abandon(kAbandonTurn);
+      return rank->watch().Abandon(kAbandonTurn);
     } catch (const Error& error) {
       LogLine(error.what());
       return true;

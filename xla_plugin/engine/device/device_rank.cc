@@ -54,10 +54,8 @@ DeviceRank::DeviceRank(int rank, std::unique_ptr<Device> device, size_t eager_by
       eager_bytes_(eager_bytes),
       sent_(words_, words_->sent),
       received_(words_, words_->received),
-      watch_(rank, channels_, words_, sent_, received_, transfers_),
-      rescue_(*device_, channels_, words_, sent_, received_, watch_),
-      runner_(*device_, sent_, received_),
-      receives_(channels_, transfers_, received_, rescue_, runner_) {
+      watch_(rank, *device_, channels_, words_, sent_, received_, transfers_),
+      runner_(*device_, sent_, received_) {
   words_->go_on.value = kOpen;
 }
 
@@ -115,7 +113,7 @@ std::optional<LaunchMismatch> DeviceRank::StartTransfer(InFlight& transfer) {
                             transfer.exchange.program == program_ && !transfer.exchange.is_detached;
   transfer.is_pending = has_source;
   std::vector<InFlight> overdue;
-  if (has_source && receives_.empty()) overdue = receives_.Choose(transfer, may_be_eager);
+  if (has_source && receipts_.empty()) overdue = ChooseReceive(transfer, may_be_eager);
   if (has_target) {
     transfer.send.route = ChooseSend(transfer, may_be_eager);
     transfer.send.marks = SendMarks(transfer);
@@ -135,7 +133,7 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
   const bool receives = source >= 0 && !transfer.receive.route.is_eager();
   Event ready;  // an eager exchange needs none
   if (!IsByProgram(sends) || receives || !overdue.empty()) ready = runner_.Record(stream);
-  for (const InFlight& other : overdue) receives_.Receive(other, ready.get());
+  for (const InFlight& other : overdue) Receive(other, ready.get());
   if (transfer.send.route.has_chunks()) {
     StreamWork program(*device_, stream);
     runner_.Send(transfer, channels_.Outgoing(target), &program, ready.get());
@@ -143,7 +141,7 @@ void DeviceRank::Launch(const InFlight& transfer, const std::vector<InFlight>& o
   }
   if (!IsByProgram(sends)) Announce(transfer, ready.get());
   if (receives) {
-    receives_.Add(transfer, std::move(ready));
+    AddReceipt(transfer, std::move(ready));
   } else {
     runner_.Recycle(std::move(ready));
   }
@@ -199,7 +197,7 @@ std::optional<LaunchMismatch> DeviceRank::AgreeWithSource(InFlight& transfer) {
 // The launch log of a channel is finite. Streams fill up long before it does.
 template <typename Passed>
 void DeviceRank::WaitForRoom(const LaunchLog& log, uint64_t number, Passed passed) const {
-  while (number > log.capacity() && passed() < number - log.capacity() && !rescue_.stopped()) {
+  while (number > log.capacity() && passed() < number - log.capacity() && !watch_.stopped()) {
     std::this_thread::sleep_for(kLogPause);
   }
 }
@@ -260,7 +258,7 @@ void DeviceRank::Done(StreamHandle stream, int64_t plan, int64_t index) {
 
 void DeviceRank::DoneTransfer(uint32_t number, StreamHandle program, StreamWork& work) {
   ReceiveElsewhere(number, program);
-  receives_.ReceiveUntil(number);
+  ReceiveUntil(number);
   const auto [transfer, is_received] = CountDone(number);
   if (is_received) {
     runner_.Receive(transfer, channels_.Incoming(transfer.transfer.source), &work, nullptr);
@@ -293,7 +291,7 @@ void DeviceRank::ReceiveElsewhere(uint32_t number, StreamHandle program) {
     route.kind = Route::Kind::kSlots;
     eager = found;
   }
-  receives_.Add(eager, runner_.Record(program));
+  AddReceipt(eager, runner_.Record(program));
 }
 
 // Counts the done of a transfer, and gives the marks of what the done itself puts on streams.
@@ -326,7 +324,7 @@ DeviceRank::Counts DeviceRank::counts() const {
   return {started_, completed, in_flight_time, runner_.read_bytes(), runner_.offered_bytes()};
 }
 
-std::vector<InFlight> ReceiveQueue::Choose(InFlight& transfer, bool may_be_eager) {
+std::vector<InFlight> DeviceRank::ChooseReceive(InFlight& transfer, bool may_be_eager) {
   const int source = transfer.transfer.source;
   const size_t num_bytes = transfer.transfer.result.size();
   RankChannel& channel = channels_.Incoming(source);
@@ -344,7 +342,7 @@ std::vector<InFlight> ReceiveQueue::Choose(InFlight& transfer, bool may_be_eager
 }
 
 // Eager messages whose slots are used again by chunks before `end`; our streams receive them.
-std::vector<InFlight> ReceiveQueue::TakeOverdue(int source, uint64_t end) {
+std::vector<InFlight> DeviceRank::TakeOverdue(int source, uint64_t end) {
   std::vector<InFlight> overdue;
   const std::lock_guard lock(transfers_.mutex);
   for (InFlight& other : transfers_.all) {
@@ -358,7 +356,7 @@ std::vector<InFlight> ReceiveQueue::TakeOverdue(int source, uint64_t end) {
 }
 
 // Receipts whose chunks are numbered are first: they use their slots before all others.
-void ReceiveQueue::Add(const InFlight& transfer, Event ready) {
+void DeviceRank::AddReceipt(const InFlight& transfer, Event ready) {
   if (transfer.receive.route.has_chunks()) {
     receipts_.push_front({transfer, std::move(ready)});
   } else {
@@ -367,11 +365,11 @@ void ReceiveQueue::Add(const InFlight& transfer, Event ready) {
   ReceiveKnown();
 }
 
-void ReceiveQueue::ReceiveKnown() {
+void DeviceRank::ReceiveKnown() {
   while (!receipts_.empty()) {
     InFlight& first = receipts_.front().transfer;
     std::vector<InFlight> overdue;
-    if (first.receive.route.is_none()) overdue = Choose(first, false);
+    if (first.receive.route.is_none()) overdue = ChooseReceive(first, false);
     if (first.receive.route.is_none()) return;
     Receipt receipt = std::move(receipts_.front());
     receipts_.pop_front();
@@ -381,7 +379,7 @@ void ReceiveQueue::ReceiveKnown() {
   }
 }
 
-void ReceiveQueue::Receive(const InFlight& transfer, EventHandle ready) {
+void DeviceRank::Receive(const InFlight& transfer, EventHandle ready) {
   InFlight marked;
   {
     const std::lock_guard lock(transfers_.mutex);
@@ -408,7 +406,7 @@ void ReceiveQueue::Receive(const InFlight& transfer, EventHandle ready) {
   }
 }
 
-void ReceiveQueue::ReceiveUntil(uint32_t number) {
+void DeviceRank::ReceiveUntil(uint32_t number) {
   const auto are_left = [&] {
     return !receipts_.empty() && receipts_.front().transfer.number <= number;
   };
@@ -419,7 +417,7 @@ void ReceiveQueue::ReceiveUntil(uint32_t number) {
       std::min<Clock::duration>(kMaxLaunchWait, (begin - gave_up_at_) / kLaunchWaitFraction);
   bool gave_up = false;
   while (are_left()) {
-    gave_up |= rescue_.stopped() || Clock::now() - begin >= wait_budget;
+    gave_up |= watch_.stopped() || Clock::now() - begin >= wait_budget;
     if (gave_up) {
       const InFlight& first = receipts_.front().transfer;
       const RankChannel& channel = channels_.Incoming(first.transfer.source);

@@ -11,58 +11,13 @@
 #include <vector>
 
 #include "xla_plugin/device/device.h"
-#include "xla_plugin/device/stream_work.h"
-#include "xla_plugin/engine/device/device_rescue.h"
 #include "xla_plugin/engine/device/device_watch.h"
 #include "xla_plugin/engine/device/in_flight.h"
 #include "xla_plugin/engine/device/rank_channels.h"
-#include "xla_plugin/engine/device/transfer_plan.h"
 #include "xla_plugin/engine/device/transfer_runner.h"
 #include "xla_plugin/transport/device_channel/lane.h"
 
 namespace jaxhet {
-
-// Receives that are to be put on our streams, in the order of their starts, as soon as both ends
-// have chosen the route. Only the thread that launches the program's work calls it.
-class ReceiveQueue {
- public:
-  ReceiveQueue(const RankChannels& channels, InFlightTransfers& transfers, StreamProgress& received,
-               const DeviceRescue& rescue, TransferRunner& runner)
-      : channels_(channels),
-        transfers_(transfers),
-        received_(received),
-        rescue_(rescue),
-        runner_(runner) {}
-
-  bool empty() const { return receipts_.empty(); }
-  // Sets the route of the receive and numbers its chunks, if the ends have chosen. Returns the
-  // eager messages that must be received before, because their slots are needed.
-  std::vector<InFlight> Choose(InFlight& transfer, bool may_be_eager);
-  // `ready`: event at the program's start or done of the transfer.
-  void Add(const InFlight& transfer, Event ready);
-  // Receives all until this transfer. Exchanges that their sources have not launched by the end of
-  // the wait budget arrive through slots.
-  void ReceiveUntil(uint32_t number);
-  // Puts one receive, whose route is chosen, on our streams.
-  void Receive(const InFlight& transfer, EventHandle ready);
-
- private:
-  struct Receipt {
-    InFlight transfer;
-    Event ready;
-  };
-
-  void ReceiveKnown();
-  std::vector<InFlight> TakeOverdue(int source, uint64_t end);
-
-  const RankChannels& channels_;
-  InFlightTransfers& transfers_;
-  StreamProgress& received_;
-  const DeviceRescue& rescue_;
-  TransferRunner& runner_;
-  std::deque<Receipt> receipts_;
-  Time gave_up_at_;  // ReceiveUntil() has waited in vain; at first never
-};
 
 // One rank of this process: its device, its channels, and its exchanges in flight. It has a plan
 // made of each exchange, chooses the routes that depend on the channels' state, and gives the
@@ -95,9 +50,8 @@ class DeviceRank {
   Device& device() { return *device_; }
   RankChannels& channels() { return channels_; }
   Proxy& proxy() { return proxy_; }
-  // Any thread may use both.
+  // Any thread may use it.
   DeviceWatch& watch() { return watch_; }
-  DeviceRescue& rescue() { return rescue_; }
 
   // Called by the thread that launches the program's work. Throws errors of the device. After an
   // error or a mismatch the rank must be abandoned.
@@ -132,6 +86,25 @@ class DeviceRank {
   Route ChooseSend(const InFlight& transfer, bool may_be_eager) const;
   Marks SendMarks(const InFlight& transfer);
 
+  // Receives that are to be put on our streams, in the order of their starts, as soon as both ends
+  // have chosen the route.
+  struct Receipt {
+    InFlight transfer;
+    Event ready;
+  };
+  // Sets the route of the receive and numbers its chunks, if the ends have chosen. Returns the
+  // eager messages that must be received before, because their slots are needed.
+  std::vector<InFlight> ChooseReceive(InFlight& transfer, bool may_be_eager);
+  std::vector<InFlight> TakeOverdue(int source, uint64_t end);
+  // `ready`: event at the program's start or done of the transfer.
+  void AddReceipt(const InFlight& transfer, Event ready);
+  void ReceiveKnown();
+  // Receives all until this transfer. Exchanges that their sources have not launched by the end of
+  // the wait budget arrive through slots.
+  void ReceiveUntil(uint32_t number);
+  // Puts one receive, whose route is chosen, on our streams.
+  void Receive(const InFlight& transfer, EventHandle ready);
+
   void DoneTransfer(uint32_t number, StreamHandle program, StreamWork& work);
   void ReceiveElsewhere(uint32_t number, StreamHandle program);
   AtDone CountDone(uint32_t number);
@@ -147,14 +120,14 @@ class DeviceRank {
   StreamProgress received_;
   InFlightTransfers transfers_;
   DeviceWatch watch_;
-  DeviceRescue rescue_;
   TransferRunner runner_;
-  ReceiveQueue receives_;
 
   // Members of the thread that launches.
   StreamHandle program_ = nullptr;  // the first program's
   uint32_t last_transfer_ = 0;
   uint32_t last_reached_ = 0;  // the value that will be written
+  std::deque<Receipt> receipts_;
+  Time gave_up_at_;  // ReceiveUntil() has waited in vain; at first never
 
   std::atomic<uint64_t> started_ = 0;
 };

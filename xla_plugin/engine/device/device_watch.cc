@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "xla_plugin/base/error.h"
@@ -10,6 +11,9 @@ namespace jaxhet {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr std::chrono::microseconds kPause{50};  // between looks at the device
+constexpr milliseconds kCopyTime{100};           // for a copy of one chunk that has begun
 
 }  // namespace
 
@@ -204,19 +208,21 @@ std::optional<LateTransfer> DeviceWatch::FindLate(const InFlight& transfer,
   return std::nullopt;
 }
 
-std::deque<DeviceWatch::Failed> DeviceWatch::FailAll() {
+// Removes all transfers and records them as failed. They end in the order in which the program
+// waits for them; those without a Done() are last. False if there are none.
+bool DeviceWatch::FailAll() {
   const std::lock_guard lock(transfers_.mutex);
   RecordReached();
   RecordCompleted();
-  std::deque<Failed> failed;
+  const auto begin = std::ssize(remaining_);
   for (const InFlight& transfer : std::exchange(transfers_.all, {})) {
     recorder_.Ended(transfer.exchange.first, FlightState::kFailed, Clock::now());
     const uint32_t done = transfer.done_number;
-    failed.push_back({transfer, done == 0 ? transfers_.dones + 1 : done, MissingOf(transfer)});
+    remaining_.push_back({transfer, done == 0 ? transfers_.dones + 1 : done, MissingOf(transfer)});
   }
-  std::ranges::sort(failed, {},
+  std::ranges::sort(remaining_.begin() + begin, remaining_.end(), {},
                     [](const Failed& each) { return std::pair(each.turn, each.transfer.number); });
-  return failed;
+  return begin < std::ssize(remaining_);
 }
 
 DeviceWatch::Counts DeviceWatch::counts() const {
@@ -227,6 +233,79 @@ DeviceWatch::Counts DeviceWatch::counts() const {
 std::deque<FlightRecord> DeviceWatch::FlightRecords() const {
   const std::lock_guard lock(transfers_.mutex);
   return recorder_.records();
+}
+
+void DeviceWatch::Stop() {
+  if (stopped_.exchange(true)) return;
+  words_->go_on.host().store(0);
+  for (const auto& [target, channel] : channels_.outgoing()) channel->end->Cut();
+}
+
+bool DeviceWatch::Abandon(milliseconds timeout) {
+  // The program has not gone past what has not arrived by now, and will not.
+  const bool has_failed = FailAll();
+  for (const auto& [source, channel] : channels_.incoming()) channel->end->Cut();
+  if (has_failed) copied_ = Clock::now() + kCopyTime;
+  const Time limit = Clock::now() + timeout;
+  std::this_thread::sleep_until(std::min(copied_, limit));
+  if (copied_ > limit) return false;
+  for (; !remaining_.empty(); remaining_.pop_front()) {
+    Failed& first = remaining_.front();
+    const InFlight& transfer = first.transfer;
+    words_->go_on.host().store(first.turn - 1);  // the program may start this one
+    if (!RunToTheEnd(transfer, limit) || !Poison(first, limit)) return false;
+    sends_.push_back(transfer.send.marks);
+  }
+  words_->go_on.host().store(kOpen);
+  const auto is_over = [&](const Marks& sends) { return sent_.IsOver(sends); };
+  if (!OpenUntil(limit, [&] { return std::ranges::all_of(sends_, is_over); })) return false;
+  sends_.clear();
+  return true;
+}
+
+// Opens all that streams may wait for. The peers may write the same words.
+bool DeviceWatch::OpenUntil(Time limit, const std::function<bool()>& is_over) {
+  const auto open = [](std::span<DeviceWord> words) {
+    for (DeviceWord& word : words) word.host().store(kOpen);
+  };
+  while (true) {
+    for (const auto& [target, channel] : channels_.outgoing()) {
+      open(channel->end->words().head);
+      open(channel->end->words().taken);
+    }
+    for (const auto& [source, channel] : channels_.incoming()) {
+      ChannelWords& words = channel->end->words();
+      open(words.tail);
+      open({&words.ready, 1});
+      open({&words.intact, 1});
+    }
+    if (is_over()) return true;
+    if (Clock::now() >= limit) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+// Until our streams have done their part of the exchange, and the program has come to its start:
+// before, the memory of its result is something else's.
+bool DeviceWatch::RunToTheEnd(const InFlight& transfer, Time limit) {
+  Marks sends = transfer.send.marks;
+  sends.at(kDoneStream) = 0;  // which waits for `go_on` first
+  return OpenUntil(limit, [&] {
+    return sent_.IsOver(sends) &&
+           (transfer.is_pending ? IsReached(transfer) : received_.IsOver(transfer.receive.marks));
+  });
+}
+
+bool DeviceWatch::Poison(Failed& failed, Time limit) {
+  const std::span<std::byte> missing = failed.missing;
+  if (missing.empty()) return true;
+  auto* const stream = stream_.get();
+  if (!std::exchange(failed.is_filled, true)) {
+    const std::byte poison = failed.transfer.exchange.poison;
+    device_.Fill(stream, missing.data(), poison, missing.size());
+  }
+  while (!device_.IsIdle(stream) && Clock::now() < limit) std::this_thread::sleep_for(kPause);
+  return device_.IsIdle(stream);
 }
 
 }  // namespace jaxhet

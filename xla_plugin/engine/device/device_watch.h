@@ -3,13 +3,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "xla_plugin/device/device.h"
 #include "xla_plugin/engine/common/flight_recorder.h"
 #include "xla_plugin/engine/device/in_flight.h"
 #include "xla_plugin/engine/device/rank_channels.h"
@@ -56,13 +59,21 @@ struct DeviceWait {
   Time since;  // reached by the device; Time::max() if it has not been
 };
 
-// A rank's exchanges as any thread sees them. Makes no driver call.
+// A rank's exchanges as any thread sees them, and their end when the job has failed. Only Abandon()
+// makes driver calls.
+//
+// After a failure, the program's stream is held at the next Done(). Exchanges then end one after
+// the other, in the order of their Done(): all streams run to the exchange's end, its result is
+// poisoned if it has not arrived, and the program continues to the next Done(). No stream may be
+// left waiting: a driver that allocates memory waits for all streams.
 class DeviceWatch {
  public:
-  DeviceWatch(int rank, const RankChannels& channels, const DeviceWords<RankWords>& words,
-              const StreamProgress& sent, const StreamProgress& received,
-              InFlightTransfers& transfers)
+  DeviceWatch(int rank, Device& device, const RankChannels& channels,
+              const DeviceWords<RankWords>& words, const StreamProgress& sent,
+              const StreamProgress& received, InFlightTransfers& transfers)
       : rank_(rank),
+        device_(device),
+        stream_(device.CreateStream(StreamPriority::kHigh)),
         channels_(channels),
         words_(words),
         sent_(sent),
@@ -79,18 +90,14 @@ class DeviceWatch {
   // The oldest with one of `peer_ranks`.
   std::optional<DeviceWait> OldestWait(std::span<const int> peer_ranks) const;
 
-  // The job has failed: Look() records no more.
-  void Stop() { stopped_ = true; }
-  // Removes all transfers and records them as failed, in the order in which the program waits for
-  // them; those without a Done() are last.
-  struct Failed {
-    InFlight transfer;
-    uint32_t turn;                 // number of the Done() that the program must not pass
-    std::span<std::byte> missing;  // part of the result that has not arrived
-  };
-  std::deque<Failed> FailAll();
-  // Whether the program has reached the exchange's start.
-  bool IsReached(const InFlight& transfer) const;
+  // The job has failed: lets nothing start any more, and stops the program's stream at the next
+  // Done() that it comes to. Any thread calls it, for all ranks before the first Abandon().
+  void Stop();
+  bool stopped() const { return stopped_; }
+  // Ends what is in flight; again for what a thread has started meanwhile. False if the device did
+  // not get there in time; the program stays where it is then, until the next call goes on. One
+  // thread at a time.
+  bool Abandon(std::chrono::milliseconds timeout);
 
   struct Counts {
     uint64_t completed;
@@ -100,6 +107,13 @@ class DeviceWatch {
   std::deque<FlightRecord> FlightRecords() const;
 
  private:
+  struct Failed {
+    InFlight transfer;
+    uint32_t turn;                 // number of the Done() that the program must not pass
+    std::span<std::byte> missing;  // part of the result that has not arrived
+    bool is_filled = false;        // the poison is on its stream
+  };
+
   // The state of a transfer, from the words that devices write. The transfers' mutex is held, or it
   // is a copy.
   bool IsReceived(const InFlight& transfer) const {
@@ -118,6 +132,8 @@ class DeviceWatch {
   bool HasLeft(const InFlight& transfer) const;
   std::span<std::byte> MissingOf(const InFlight& transfer) const;
 
+  // Whether the program has reached the exchange's start.
+  bool IsReached(const InFlight& transfer) const;
   void RecordReached();
   void RecordCompleted();
   FlightRecord RecordOf(const InFlight& transfer, Time started) const;
@@ -127,12 +143,23 @@ class DeviceWatch {
                                        std::chrono::milliseconds wait_budget,
                                        std::chrono::milliseconds first_wait_budget) const;
 
+  bool FailAll();
+  bool OpenUntil(Time limit, const std::function<bool()>& is_over);
+  bool RunToTheEnd(const InFlight& transfer, Time limit);
+  bool Poison(Failed& failed, Time limit);
+
   const int rank_;
+  Device& device_;
+  const Stream stream_;  // for poison
   const RankChannels& channels_;
   const DeviceWords<RankWords>& words_;
   const StreamProgress& sent_;
   const StreamProgress& received_;
   std::atomic<bool> stopped_ = false;
+  // Members of Abandon():
+  std::deque<Failed> remaining_;  // not ended
+  std::vector<Marks> sends_;      // ended, perhaps except on the done stream
+  Time copied_;                   // when targets have finished copies that were under way
   InFlightTransfers& transfers_;  // whose mutex guards the members below
   uint64_t completed_ = 0;
   Clock::duration in_flight_time_{};

@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "xla_plugin/engine/device/transfer_plan.h"
+#include "xla_plugin/base/error.h"
+#include "xla_plugin/engine/device/in_flight.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/transport.h"
 
@@ -58,8 +59,10 @@ class RankChannels {
  public:
   explicit RankChannels(int rank) : rank_(rank) {}
 
-  void AddOutgoing(int target, std::unique_ptr<RankChannel> channel);
-  void AddIncoming(int source, std::unique_ptr<RankChannel> channel);
+  void Add(int peer_rank, bool is_incoming, std::unique_ptr<RankChannel> channel) {
+    const std::lock_guard lock(*mutex_);
+    channels_[{peer_rank, is_incoming}] = std::move(channel);
+  }
   // Memory for channels that are opened after the start; null for others. Set-up sets the arena.
   void SetArena(std::unique_ptr<const ChannelArena> arena) { arena_ = std::move(arena); }
   bool has_arena() const { return arena_ != nullptr; }
@@ -68,24 +71,48 @@ class RankChannels {
   }
 
   // They throw UsageError if there is no such channel.
-  RankChannel& Outgoing(int target) const { return Find(outgoing_, target); }
-  RankChannel& Incoming(int source) const { return Find(incoming_, source); }
+  RankChannel& Outgoing(int target) const { return Find(target, false); }
+  RankChannel& Incoming(int source) const { return Find(source, true); }
   // All channels that are there now, with the other rank.
-  std::vector<std::pair<int, RankChannel*>> outgoing() const { return All(outgoing_); }
-  std::vector<std::pair<int, RankChannel*>> incoming() const { return All(incoming_); }
-  std::vector<ChannelBytes> Bytes() const;
+  std::vector<std::pair<int, RankChannel*>> outgoing() const { return All(false); }
+  std::vector<std::pair<int, RankChannel*>> incoming() const { return All(true); }
+  std::vector<ChannelBytes> Bytes() const {
+    std::vector<ChannelBytes> bytes;
+    for (const auto& [target, channel] : outgoing())
+      bytes.push_back({.peer_rank = target,
+                       .transport = channel->transport,
+                       .sent = channel->num_bytes,
+                       .path_failures = channel->end->num_path_failures(),
+                       .refusals = {}});
+    for (const auto& [source, channel] : incoming())
+      bytes.push_back({.peer_rank = source,
+                       .transport = channel->transport,
+                       .received = channel->num_bytes,
+                       .refusals = channel->refusals});
+    return bytes;
+  }
 
  private:
-  using Channels = std::map<int, std::unique_ptr<RankChannel>>;
-
-  RankChannel& Find(const Channels& channels, int peer_rank) const;
-  std::vector<std::pair<int, RankChannel*>> All(const Channels& channels) const;
+  RankChannel& Find(int peer_rank, bool is_incoming) const {
+    const std::lock_guard lock(*mutex_);
+    const auto found = channels_.find({peer_rank, is_incoming});
+    if (found != channels_.end()) return *found->second;
+    Throw(ErrorCode::kUsage, "rank ", rank_, " has no device channel to or from rank ", peer_rank);
+  }
+  std::vector<std::pair<int, RankChannel*>> All(bool are_incoming) const {
+    const std::lock_guard lock(*mutex_);
+    std::vector<std::pair<int, RankChannel*>> all;
+    for (const auto& [key, channel] : channels_) {
+      if (key.second == are_incoming) all.emplace_back(key.first, channel.get());
+    }
+    return all;
+  }
 
   int rank_;
   std::unique_ptr<const ChannelArena> arena_;
   std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
-  Channels outgoing_;  // under mutex_
-  Channels incoming_;  // under mutex_
+  // By the other rank, and whether it is incoming. Under mutex_.
+  std::map<std::pair<int, bool>, std::unique_ptr<RankChannel>> channels_;
 };
 
 }  // namespace jaxhet

@@ -127,6 +127,9 @@ void OpenExchanges::Announce(PeerTransfer& transfer) {
   if (peer.left) {
     throw LeftError(Where(exchange), peers_.roster().ProcessName(peer.process), peer.process);
   }
+  if (!peer.connection) {
+    Throw(ErrorCode::kUsage, "data moves between devices, and this is an exchange of host memory");
+  }
   peers_.SendPlan(peer, request.plan);
   transfer.ticket = ++last_ticket_;
   transfers_[transfer.ticket] = &transfer;
@@ -149,7 +152,7 @@ void OpenExchanges::Announce(PeerTransfer& transfer) {
   if (eager) {
     body.insert(body.end(), transfer.send.entries().begin(), transfer.send.entries().end());
     transfer.sent = transfer.send.num_bytes();
-    peer.bytes_sent += transfer.sent;
+    peer.counts.bytes_sent += transfer.sent;
   } else {
     body.push_back(ToIovec(announcement.data(), announcement.size()));
   }
@@ -165,7 +168,7 @@ void OpenExchanges::OnStart(Peer& peer, const StartInfo& info, std::string_view 
   }
   const MeetingKey key{info.run, info.index, info.sequence, info.source};
   if (const auto waiting = state.waiting.extract(key)) {
-    peer.waited += Clock::now() - waiting.mapped()->exchange->started;
+    peer.counts.waited += Clock::now() - waiting.mapped()->exchange->started;
     return Meet(*waiting.mapped(), peer, info, tail);
   }
   CheckSameRun(state, info);
@@ -187,7 +190,7 @@ void OpenExchanges::Meet(PeerTransfer& transfer, Peer& source, const StartInfo& 
     if (!transfer.reserved.empty()) Throw(ErrorCode::kTransport, kBytesTwice);
     transfer.receive.CopyIn(0, std::as_bytes(std::span(tail)));
     transfer.received = tail.size();
-    source.bytes_received += tail.size();
+    source.counts.bytes_received += tail.size();
     tail = {};
   }
   if (!transfer.IsDone()) {

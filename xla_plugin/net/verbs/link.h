@@ -91,7 +91,7 @@ class Link {
 
   struct NicPair {
     NicPair(std::shared_ptr<Nic> its_nic, size_t its_index, const Options& options,
-            uint32_t num_slots);  // link_setup.cc
+            uint32_t num_slots);
 
     std::shared_ptr<Nic> nic;
     size_t index;  // number of our NIC
@@ -114,7 +114,7 @@ class Link {
   // The NIC pair with the most room; null: none has room for so many sends.
   NicPair* WithRoom(uint32_t num_sends) const;
   void Fail(const NicPair& pair, std::string_view reason);
-  void SetUpNicPair(NicPair& pair, NicPairInfo peer);  // link_setup.cc
+  void SetUpNicPair(NicPair& pair, NicPairInfo peer);
 
   Options options_;
   ConnectionHost& host_;

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "xla_plugin/net/connection.h"
-#include "xla_plugin/net/verbs/device_slots.h"
 #include "xla_plugin/net/verbs/link.h"
 #include "xla_plugin/net/verbs/memory.h"
 #include "xla_plugin/net/verbs/nics.h"

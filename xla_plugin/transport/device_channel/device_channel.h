@@ -21,7 +21,7 @@
 #include "xla_plugin/net/seal.h"
 #include "xla_plugin/net/verbs/memory.h"
 #include "xla_plugin/net/verbs/nics.h"
-#include "xla_plugin/transport/shared_memory.h"
+#include "xla_plugin/transport/device_channel/shared_memory.h"
 
 // A device channel is the one-way path from one rank to another that their devices use by
 // themselves, in the order of their streams:

@@ -15,7 +15,7 @@
 
 #include "xla_plugin/base/fd.h"
 #include "xla_plugin/net/connection.h"
-#include "xla_plugin/net/socket/control_channel.h"
+#include "xla_plugin/net/socket/socket.h"
 
 namespace jaxhet {
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/lane.h"
@@ -69,6 +70,8 @@ inline constexpr uint64_t kProxiedLaunches = 512;
 // that a NIC can reach in a device's. Lanes carry the chunks, in turns, and set the words.
 class LaneChannel : public DeviceChannel {
  public:
+  enum class End { kSource, kTarget };
+
   bool is_shared() const override { return false; }
   std::optional<uint64_t> Passed() const override;
   std::string Failure() const override;
@@ -87,7 +90,6 @@ class LaneChannel : public DeviceChannel {
   void Fail(const Error& error);
 
  protected:
-  enum class End { kSource, kTarget };
   LaneChannel(const ChannelSetup& setup, End end, std::vector<std::shared_ptr<Lane>> lanes);
   // `slots` as lanes know them; on the device they are at `device_address`.
   void SetSlots(std::byte* slots, void* device_address, size_t slot_bytes);
@@ -110,6 +112,26 @@ class LaneChannel : public DeviceChannel {
   std::vector<std::unique_ptr<Lane::Direction>> directions_;  // one for each lane, once settled
   std::unique_ptr<ChunkCounter> launched_;
 };
+
+// A DeviceTransport's functions for a channel whose answer is an offer, too. The target's offer is
+// its slots' size before that. `Channel::SlotBytes(setup)` throws the reason if there can be none.
+template <typename Channel>
+MadeChannel MakeLaneChannel(const ChannelSetup& setup) {
+  const uint64_t slot_bytes = Channel::SlotBytes(setup);
+  auto channel = std::make_unique<Channel>(setup, LaneChannel::End::kTarget, slot_bytes);
+  std::string offer(reinterpret_cast<const char*>(&slot_bytes), sizeof slot_bytes);
+  offer += channel->Answer();
+  return {std::move(channel), std::move(offer)};
+}
+template <typename Channel>
+std::unique_ptr<DeviceChannel> OpenLaneChannel(const ChannelSetup& setup, std::string_view offer) {
+  Channel::SlotBytes(setup);
+  const auto slot_bytes = Take<uint64_t>(offer, "the peer's offer");
+  CheckSlotBytes(slot_bytes, setup.piece);
+  auto channel = std::make_unique<Channel>(setup, LaneChannel::End::kSource, slot_bytes);
+  channel->Accept(offer);
+  return channel;
+}
 
 }  // namespace jaxhet
 

@@ -11,8 +11,7 @@
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/device/proof.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
-#include "xla_plugin/transport/device_channel/fd_mailbox.h"
-#include "xla_plugin/transport/shared_memory.h"
+#include "xla_plugin/transport/device_channel/shared_memory.h"
 
 namespace jaxhet {
 namespace {

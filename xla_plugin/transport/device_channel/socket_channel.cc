@@ -8,10 +8,6 @@
 namespace jaxhet {
 namespace {
 
-struct SocketOfferInfo {
-  uint64_t slot_bytes;
-};
-
 // Offers of all lanes, each after its length.
 std::string OffersOf(std::span<const std::shared_ptr<Lane>> lanes) {
   std::string offers;
@@ -52,26 +48,13 @@ class SocketChannel final : public LaneChannel {
   void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
   bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
 
-  static MadeChannel Make(const ChannelSetup& setup) {
-    Check(setup);
-    const SocketOfferInfo info{HostSlotBytes(setup)};
-    return {std::make_unique<SocketChannel>(setup, End::kTarget, info.slot_bytes),
-            std::string(reinterpret_cast<const char*>(&info), sizeof info) + OffersOf(setup.lanes)};
-  }
-  static std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
-    Check(setup);
-    const auto info = Take<SocketOfferInfo>(offer, "the peer's offer");
-    CheckSlotBytes(info.slot_bytes, setup.piece);
-    AcceptOffers(setup.lanes, offer);
-    return std::make_unique<SocketChannel>(setup, End::kSource, info.slot_bytes);
+  static size_t SlotBytes(const ChannelSetup& setup) {
+    if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
+    if (setup.lanes.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
+    return HostSlotBytes(setup);
   }
 
  private:
-  static void Check(const ChannelSetup& setup) {
-    if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
-    if (setup.lanes.empty()) Throw(ErrorCode::kTransport, "no sockets were connected for it");
-  }
-
   PinnedMemory slots_memory_;  // null: in a piece
 };
 
@@ -80,7 +63,8 @@ class SocketChannel final : public LaneChannel {
 // Any two devices. Each end has slots and words of its own, in host memory; lanes, in turns, carry
 // filled slots from the source's to the target's. To its device each end is a channel like the
 // others.
-const DeviceTransport socket_transport = {
-    .name = "socket", .make = &SocketChannel::Make, .open = &SocketChannel::Open};
+const DeviceTransport socket_transport = {.name = "socket",
+                                          .make = &MakeLaneChannel<SocketChannel>,
+                                          .open = &OpenLaneChannel<SocketChannel>};
 
 }  // namespace jaxhet

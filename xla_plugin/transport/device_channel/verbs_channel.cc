@@ -5,7 +5,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/net/verbs/device_slots.h"
+#include "xla_plugin/net/verbs/memory.h"
 #include "xla_plugin/net/verbs/nics.h"
 #include "xla_plugin/net/verbs/verbs_connection.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
@@ -18,14 +18,10 @@ static_assert(sizeof(DeviceChunkInfo) == sizeof(verbs::ChunkInfo::description));
 
 using Nics = std::vector<std::shared_ptr<verbs::Nic>>;
 
-struct VerbsOfferInfo {
-  uint64_t slot_bytes;
-};
-
 class VerbsChannel final : public LaneChannel {
  public:
-  VerbsChannel(const ChannelSetup& setup, const Nics& nics, End end, size_t slot_bytes)
-      : VerbsChannel(setup, end, MakeSlots(setup, nics, slot_bytes), nics) {}
+  VerbsChannel(const ChannelSetup& setup, End end, size_t slot_bytes)
+      : VerbsChannel(setup, end, slot_bytes, NicsOf(setup)) {}
   ~VerbsChannel() override { Cut(); }
 
   std::string Answer() override { return connection().Offer(); }
@@ -51,28 +47,17 @@ class VerbsChannel final : public LaneChannel {
     return StrCat("RDMA goes through pinned memory (", device_slots_->why_pinned(), ")");
   }
 
-  static MadeChannel Make(const ChannelSetup& setup) {
-    Check(setup);
-    const Nics nics = NicsOf(setup);
-    const VerbsOfferInfo info{std::min(setup.slot_bytes, verbs::kMostMessageBytes)};
-    auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kTarget, info.slot_bytes);
-    std::string offer(reinterpret_cast<const char*>(&info), sizeof info);
-    offer += channel->Answer();
-    return {std::move(channel), std::move(offer)};
-  }
-  static std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
-    Check(setup);
-    const Nics nics = NicsOf(setup);
-    const auto info = Take<VerbsOfferInfo>(offer, "the peer's offer");
-    CheckSlotBytes(info.slot_bytes, setup.piece);
-    auto channel = std::make_unique<VerbsChannel>(setup, nics, End::kSource, info.slot_bytes);
-    channel->Accept(offer);
-    return channel;
+  static size_t SlotBytes(const ChannelSetup& setup) {
+    RefuseSealing(setup.encryption);
+    if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
+    return std::min(setup.slot_bytes, verbs::kMostMessageBytes);
   }
 
  private:
   using Slots = std::shared_ptr<verbs::DeviceSlots>;
 
+  VerbsChannel(const ChannelSetup& setup, End end, size_t slot_bytes, const Nics& nics)
+      : VerbsChannel(setup, end, MakeSlots(setup, nics, slot_bytes), nics) {}
   VerbsChannel(const ChannelSetup& setup, End end, const Slots& slots, const Nics& nics)
       : LaneChannel(setup, end, {MakeLane(setup, end, slots, nics)}),
         device_slots_(slots),
@@ -93,11 +78,6 @@ class VerbsChannel final : public LaneChannel {
     }
     const verbs::SlotMemory slots{setup.piece->nic_memory, setup.piece->slots, slot_bytes};
     return std::make_shared<verbs::DeviceSlots>(setup.device, slots, setup.piece->slots_on_device);
-  }
-
-  static void Check(const ChannelSetup& setup) {
-    RefuseSealing(setup.encryption);
-    if (setup.same_process) Throw(ErrorCode::kTransport, "both devices are of one process");
   }
 
   static std::shared_ptr<Lane> MakeLane(const ChannelSetup& setup, End end, const Slots& slots,
@@ -123,7 +103,8 @@ class VerbsChannel final : public LaneChannel {
 // Any two devices with RDMA NICs. Each end has slots of its own that NICs reach, in its
 // device's memory if that was proven, and in pinned host memory if not; a lane carries filled slots
 // from the source's to the target's. To its device each end is a channel like the others.
-const DeviceTransport verbs_transport = {
-    .name = "verbs", .make = &VerbsChannel::Make, .open = &VerbsChannel::Open};
+const DeviceTransport verbs_transport = {.name = "verbs",
+                                         .make = &MakeLaneChannel<VerbsChannel>,
+                                         .open = &OpenLaneChannel<VerbsChannel>};
 
 }  // namespace jaxhet

@@ -110,7 +110,13 @@ class LocalConnection final : public PullConnection {
 
  private:
   size_t Copy(std::span<const iovec> to, std::span<const iovec> from) override {
-    return CopyEntries(to, from);
+    const IoList target(to);
+    size_t copied = 0;
+    for (const iovec& entry : from) {
+      target.CopyIn(copied, {static_cast<const std::byte*>(entry.iov_base), entry.iov_len});
+      copied += entry.iov_len;
+    }
+    return copied;
   }
 };
 
