@@ -12,8 +12,6 @@
 namespace jaxhet {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::seconds kWriteTimeout{10};
 
 }  // namespace
@@ -58,9 +56,9 @@ std::vector<std::byte> PatternWriter::Write(std::span<std::byte> place) {
   device_.Fill(program_.get(), place.data() + half, pattern.back(), place.size() - half);
   device_.WriteValue(program_.get(), device_.DeviceAddress(word_.get()), number_);
   const std::atomic_ref word(*static_cast<uint32_t*>(word_.get()));
-  const auto limit = Clock::now() + kWriteTimeout;
+  const auto limit = std::chrono::steady_clock::now() + kWriteTimeout;
   while (word.load(std::memory_order_acquire) < number_) {
-    if (Clock::now() >= limit) {
+    if (std::chrono::steady_clock::now() >= limit) {
       Throw(ErrorCode::kDevice, device_.info().ToString(), " has not filled ", place.size(),
             " bytes within ", kWriteTimeout.count(), " s");
     }

@@ -299,6 +299,9 @@ MadeChannel MakeIpc(const ChannelSetup& setup, std::string_view vendor) {
   return Make<SlotPlace::kIpc>(setup);
 }
 
+MadeChannel MakeCudaIpc(const ChannelSetup& setup) { return MakeIpc(setup, "cuda"); }
+MadeChannel MakeHipIpc(const ChannelSetup& setup) { return MakeIpc(setup, "hip"); }
+
 // An offer may hold an address of the same process.
 template <SlotPlace kPlace>
 std::unique_ptr<DeviceChannel> Open(const ChannelSetup& setup, std::string_view offer) {
@@ -315,13 +318,9 @@ const DeviceTransport local_transport = {
 // Devices of one vendor in two processes; the slots are the target device's memory, mapped into the
 // source's process.
 const DeviceTransport cuda_ipc_transport = {
-    .name = "cuda_ipc",
-    .make = [](const ChannelSetup& setup) { return MakeIpc(setup, "cuda"); },
-    .open = &Open<SlotPlace::kIpc>};
+    .name = "cuda_ipc", .make = &MakeCudaIpc, .open = &Open<SlotPlace::kIpc>};
 const DeviceTransport hip_ipc_transport = {
-    .name = "hip_ipc",
-    .make = [](const ChannelSetup& setup) { return MakeIpc(setup, "hip"); },
-    .open = &Open<SlotPlace::kIpc>};
+    .name = "hip_ipc", .make = &MakeHipIpc, .open = &Open<SlotPlace::kIpc>};
 
 // Any two devices; the slots are host memory that both see.
 const DeviceTransport host_transport = {
