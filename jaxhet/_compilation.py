@@ -96,16 +96,33 @@ def compiler_options(config: Config) -> compiler.Options:
     )
 
 
-class Compilation:
-    """The compiled programs of a job.
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Parts that a job with GPUs or with many processes has.
 
     Attributes:
-      engine: The engine that gets to know the plans; None in a job that has none.
       connector: Connects the processes that a program needs; None if all are connected.
       later: Pairs of a rank of this process and another one that only the connector joins; None:
         all pairs.
       shared: The executables of processes with equal GPUs; None if each compiles its own.
       over_islands: XLA's options for programs over several islands.
+    """
+
+    connector: Connector | None = None
+    later: frozenset[tuple[int, int]] | None = None
+    shared: SharedPrograms | None = None
+    over_islands: Mapping[str, bool | int] = dataclasses.field(default_factory=dict)
+
+
+NO_PARTS = Parts()
+
+
+class Compilation:
+    """The compiled programs of a job.
+
+    Attributes:
+      engine: The engine that gets to know the plans; None in a job that has none.
+      parts: Parts that not every job has.
       plans: Fingerprint to plan.
       programs: Digest to the program as JAX traced it, of those that were lowered last.
     """
@@ -117,6 +134,7 @@ class Compilation:
         islands: tuple[Island, ...],
         engine: _ffi.Engine | None,
         is_over: Callable[[], bool] = lambda: False,
+        parts: Parts = NO_PARTS,
     ):
         """Keeps the programs of one process of a job.
 
@@ -126,12 +144,10 @@ class Compilation:
           islands: The islands of the job.
           engine: The engine of this process.
           is_over: Whether the job has failed or ended.
+          parts: Parts that not every job has.
         """
         self.engine = engine
-        self.connector: Connector | None = None
-        self.later: frozenset[tuple[int, int]] | None = None
-        self.shared: SharedPrograms | None = None
-        self.over_islands: Mapping[str, bool | int] = {}
+        self.parts = parts
         self.plans: dict[int, compiler.Plan] = {}
         self.programs: dict[str, jaxprs.Program] = {}
         self._config = config
@@ -160,7 +176,7 @@ class Compilation:
     def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int]:
         """XLA's options for a program on the devices with these ids."""
         islands = {rank.island for rank in self._ranks if rank.device_id in devices}
-        return self.over_islands if len(islands) > 1 else {}
+        return self.parts.over_islands if len(islands) > 1 else {}
 
     def describe(
         self, name: str, jaxpr: Any, arguments: Sequence[Any], location: Callable[[Any], str]
@@ -208,8 +224,8 @@ class Compilation:
     def _register(self, plan: compiler.Plan) -> None:
         """Makes a plan known before its program can start."""
         assert self.engine is not None
-        if self.connector is not None:
-            self.connector.need(self._peers_in(plan))
+        if self.parts.connector is not None:
+            self.parts.connector.need(self._peers_in(plan))
         program = self.programs.get(plan.program)
         listing = program.listing(_MOST_LISTING_BYTES) if program else ""
         self.engine.register_plan(plan.fingerprint, plan.text, plan.movements, listing)
@@ -222,8 +238,8 @@ class Compilation:
         mine = {rank for rank, process in process_of.items() if process == self._process}
         groups = {group for spec in plan.exchanges for group in spec.groups}
         pairs = {pair for group in groups for pair in itertools.product(mine & {*group}, group)}
-        if self.later is not None:
-            pairs &= self.later
+        if self.parts.later is not None:
+            pairs &= self.parts.later
         return {process_of[rank] for _, rank in pairs} - {self._process}
 
     def is_described(self, program: str) -> bool:
@@ -313,17 +329,17 @@ class Compilation:
 
     def share(self) -> None:
         """Lets JAX load executables of other processes."""
-        if self.shared is not None:
+        if self.parts.shared is not None:
             assert self.engine is not None
             attribute, failure = compiler.PROGRAM_ATTRIBUTE, self.engine.error
-            self.shared.install(
+            self.parts.shared.install(
                 Sharing(attribute, self.is_described, self.accept, failure, self.is_over)
             )
 
     def leave(self) -> None:
         """Tells processes that wait for an executable of this one that none will come."""
-        if self.shared is not None and not self.is_over():
-            self.shared.leave()
+        if self.parts.shared is not None and not self.is_over():
+            self.parts.shared.leave()
 
     @property
     def writes_cache(self) -> bool:

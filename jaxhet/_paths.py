@@ -48,7 +48,7 @@ def paths() -> tuple[PeerPath, ...]:
     session = _session.required()
     if session.engine is None:
         return ()
-    connector = session.compilation.connector
+    connector = session.compilation.parts.connector
     names: dict[int, set[str]] = {}
     for peer in session.engine.peer_stats():
         names.setdefault(peer["process"], set()).add(peer["transport"])

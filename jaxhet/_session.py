@@ -45,12 +45,14 @@ class Parts:
       relay: Relay between JAX's client and the coordination service.
       settings_differences: Differences between the islands' settings, a line for each.
       wait_for_devices: Waits for the GPUs of this process; None on CPUs.
+      compilation: Parts of the session's `compilation`.
     """
 
     membership: Membership | None = None
     relay: _ffi.Relay | None = None
     settings_differences: tuple[str, ...] = ()
     wait_for_devices: Callable[[float], bool] | None = None
+    compilation: _compilation.Parts = _compilation.NO_PARTS
 
 
 _NO_PARTS = Parts()
@@ -97,6 +99,7 @@ class Session:
         self._observers: list[Observer] = []
         self._wait_for_devices = parts.wait_for_devices
         self._relay = parts.relay
+        self._connector = parts.compilation.connector
         self._membership = parts.membership
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
@@ -110,6 +113,7 @@ class Session:
             islands,
             engine,
             lambda: (session := this()) is None or session._is_over(),
+            parts.compilation,
         )
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
         if engine is not None or parts.membership is not None:
@@ -192,7 +196,7 @@ class Session:
         if self.config.launched:
             told.tell()
         compat.let_sigterm_end_the_process()
-        if self.compilation.connector is not None and self._membership is not None:
+        if self._connector is not None and self._membership is not None:
             self._membership.report(_ffi.as_ours(failed[1]))
         for observer in self._observers:
             observer.failed()
@@ -278,12 +282,11 @@ class Session:
         self._closed.set()
         for observer in self._observers:
             observer.close()
-        connector = self.compilation.connector
-        if connector is not None:
-            connector.close()
+        if self._connector is not None:
+            self._connector.close()
         if self.engine is not None:
             self.engine.close(0 if self.error() else round(timeout_s * 1000))
-        if connector is not None and self._membership is not None and not self.error():
+        if self._connector is not None and self._membership is not None and not self.error():
             self._membership.wait_for_all_to_leave(timeout_s)
         self.discard()
         if self._membership is not None:
@@ -366,8 +369,8 @@ class Session:
             observer.close_in_child()
         if self.engine is not None:
             self.engine.abandon_in_child()
-        if self.compilation.connector is not None:
-            self.compilation.connector.close_in_child()
+        if self._connector is not None:
+            self._connector.close_in_child()
         if self._membership is not None:
             self._membership.close_in_child()
 

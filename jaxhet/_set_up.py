@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxhet import (
+    _compilation,
     _device_channels,
     _device_put,
     _ffi,
@@ -71,7 +72,7 @@ def set_up(config: Config, secret: bytes, membership: Membership) -> _session.Se
             job.engine.close(0)
         listener.close()
         raise
-    if session.compilation.connector is None:
+    if session.compilation.parts.connector is None:
         listener.close()
     return session
 
@@ -300,12 +301,14 @@ def _start_jax(job: _Job) -> _session.Session:
         relay,
         job.settings_differences,
         wait_for_devices=compat.device_wait() if has_gpus else None,
+        compilation=_compilation.Parts(
+            connector,
+            channels and channels.later,
+            _shared(config, membership) if job.shares_programs else None,
+            gpu_settings.over_islands(flags) if has_gpus else {},
+        ),
     )
     session = _session.Session(config, config.process_id, islands, engine, parts)
-    own = session.compilation
-    own.connector, own.later = connector, channels and channels.later
-    own.shared = _shared(config, membership) if job.shares_programs else None
-    own.over_islands = gpu_settings.over_islands(flags) if has_gpus else {}
     if engine is not None:
         try:
             mine = [d for d in session.island.devices if d.process_index == session.process]
