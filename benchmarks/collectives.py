@@ -41,7 +41,7 @@ def timing(collective: str, num_bytes: int, num_devices: int, seconds: Sequence[
 
 
 def busbw_factor(collective: str, num_devices: int) -> float:
-    """Least number of bytes that each of n ranks must send / the size, as in nccl-tests."""
+    """Ratio of the bytes that each rank must send to the size of the buffer (nccl-tests)."""
     n = num_devices
     if collective == "permute":
         return 1.0

@@ -96,7 +96,7 @@ class Sweep:
 
 
 def measure(sweep: Sweep, mesh: str) -> Row | str:
-    """Trains on or plans one mesh; what failed, in words, if that can't be done."""
+    """Trains on one mesh, or plans it; returns its row, or a text that says what failed."""
     folder = sweep.run_dir / mesh
     if not sweep.plan:
         shutil.rmtree(folder, ignore_errors=True)

@@ -34,7 +34,7 @@ from jaxhet.compiler.exchange import Movement
 EXCHANGE_KINDS: dict[str, int] = dict(_engine.EXCHANGE_KINDS)
 TRANSPORTS: tuple[str, ...] = tuple(_engine.TRANSPORTS)
 DEVICE_TRANSPORTS: tuple[str, ...] = tuple(_engine.DEVICE_TRANSPORTS)
-# Memory that the set-up of two ranks writes on the device of one.
+# Bytes on a device that a proof of channels between two ranks writes.
 PROOF_BYTES: int = _engine.PROOF_BYTES
 
 # Functions without a state, described in `_engine.pyi`.

@@ -170,9 +170,10 @@ _8B: dict[str, Any] = {
     "hidden": 14336,
 }
 
-# The published `config.json` of each model that Meta and Alibaba name so. `1b` and `8b` have the
-# shapes of Llama 3.2 1B and Llama 3.1 8B over bytes, whose logits are smaller than activations.
-# They are for timing, and recompute only cheap operations (docs/benchmarks/results.md).
+# Configs with a name of Meta or Alibaba are the published `config.json` of that model. `1b` and
+# `8b` have the shapes of Llama 3.2 1B and Llama 3.1 8B over bytes, whose logits are smaller than
+# activations. They are for timing, and recompute only cheap operations
+# (docs/benchmarks/results.md).
 CONFIGS: dict[str, Config] = {
     "tiny": Config(layers=2, embed=32, query_heads=4, kv_heads=2, head_dim=8, hidden=96),
     "demo": Config(layers=4, embed=128, query_heads=4, kv_heads=2, head_dim=32, hidden=352),

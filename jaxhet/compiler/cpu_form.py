@@ -182,7 +182,7 @@ def _slowest_first(shape: Shape) -> list[int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Pair(Rows):
-    """This device's own row, and the other device's as `joined`."""
+    """Rows of two devices: this device's is `own`, and the other device's is `joined`."""
 
     own: Instruction
     is_second: Instruction

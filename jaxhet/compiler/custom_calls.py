@@ -6,8 +6,8 @@ from jaxhet._errors import UsageError
 from jaxhet.compiler import collectives, hlo
 from jaxhet.compiler.options import Job
 
-# Custom-call target -> what in its configuration says that it communicates.
-# A module of jax.experimental.thunky is in a format of XLA, which is not read. Kernels of
+# Custom-call target to the pattern in its configuration that says that it communicates.
+# Modules of jax.experimental.thunky have an internal format of XLA: all may communicate. Kernels of
 # Mosaic GPU reach other devices by metadata of XLA, by XLA's barrier, or by NVSHMEM.
 _MOSAIC = re.compile(rb"(uses_xla_collective_metadata|use_custom_barrier) = true|nvshmem")
 _COMMUNICATES: dict[str, re.Pattern[bytes]] = {

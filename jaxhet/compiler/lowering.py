@@ -114,7 +114,7 @@ class Lowering(abc.ABC):
         """Each member's value to every member."""
 
     def gathered(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
-        """Each member's value to every member, where they are to be combined."""
+        """`all_gather` of values that are combined next."""
         return self.all_gather(values, groups)
 
     @abc.abstractmethod

@@ -58,7 +58,7 @@ class Experts(nnx.Module):
 
 
 def room(config: Config, tokens: int) -> int:
-    """C: how many of a device's `tokens` an expert takes; never more than there are."""
+    """Number of tokens that an expert takes of a device's `tokens`: C, at most all of them."""
     share = tokens * config.experts_per_token / config.experts
     return math.ceil(min(tokens, config.capacity_factor * share))
 

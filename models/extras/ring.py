@@ -88,9 +88,8 @@ class _Constants(NamedTuple):
     def of(cls, query: jax.Array) -> "_Constants":
         """The constants for a shard's queries [B, S, H, D], available once these are.
 
-        The barrier holds them in the loop over layers. JAX would compute what depends on constants
-        alone before it, and keep it for the backward pass: masks of the size of scores. In
-        a `shard_map` inside of another one it fails to (jax 0.11).
+        The barrier keeps them in the loop over layers. Without it JAX would compute masks of the
+        size of scores before the loop, and keep them for the backward pass.
         """
         place = jax.lax.axis_index(SEQUENCE)
         scalar = partial(jnp.asarray, dtype=at_least_float32(query.dtype))

@@ -188,7 +188,7 @@ class Guest:
 
 
 def boot(image: Image) -> Guest:
-    """One guest, up."""
+    """Starts a guest, and waits until it is up."""
     return _up(lambda: [Guest(image)])[0]
 
 

@@ -140,7 +140,7 @@ class Device {
   virtual Memory Allocate(size_t num_bytes) = 0;
   // Host memory that every device of the vendor sees.
   virtual PinnedMemory AllocatePinned(size_t num_bytes) = 0;
-  // Makes existing host memory, whole pages, such memory; shared memory of several processes too.
+  // Pins whole pages of host memory, which may be shared by processes: all devices see them then.
   virtual Registration Register(std::span<std::byte> host) = 0;
   virtual void* DeviceAddress(void* pinned_host) = 0;
 
@@ -154,7 +154,7 @@ class Device {
   // Operations on words, one after the other. Later work of the stream sees what was visible when
   // the words that it waited for were written.
   virtual void Values(StreamHandle stream, std::span<const StreamValue> values) = 0;
-  // The same for one word.
+  // Values() for one word.
   void WriteValue(StreamHandle stream, void* address, uint32_t value) {
     Values(stream, {{{StreamValue::Kind::kWrite, address, value}}});
   }

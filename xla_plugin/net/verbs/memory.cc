@@ -13,7 +13,8 @@
 namespace jaxhet::verbs {
 namespace {
 
-// To prove that it writes, and to flush, a NIC does as if it were a peer's.
+// Rights of a NIC that writes and reads its own memory as a peer's would: to prove it, and to
+// flush.
 constexpr int kAccess = kPeerWrites | ibv::kAccessRemoteRead;
 constexpr int kRounds = 2;  // the second one would expose older bytes
 constexpr size_t kCopied = 4096;

@@ -242,8 +242,8 @@ class DeviceChannel {
   // For the target: `num_bytes` at a place. Throws TransportError if the place lies outside of the
   // source's memory.
   virtual const std::byte* At(uint64_t place, size_t num_bytes) const;
-  // For the source: the latest launch whose entry in its log nobody needs any more. None where the
-  // source sees the target's log, which says it.
+  // For the source: the latest launch whose log entry can be reused; none where the target's log,
+  // which the source sees, says so.
   virtual std::optional<uint64_t> Passed() const { return std::nullopt; }
   // Both ends see the same words, and the target its slots, whether or not the source lives.
   virtual bool is_shared() const { return true; }

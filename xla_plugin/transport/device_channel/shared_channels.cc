@@ -180,7 +180,7 @@ class TargetChannel final : public SharedWordsChannel {
     operand_memory_ = info;
   }
 
-  // The slots do it, too.
+  // Calls `function`. After an error, operands are copied through the slots.
   template <typename Function>
   void Trying(Function function) {
     try {
