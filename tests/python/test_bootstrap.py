@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,11 +20,11 @@ from jaxhet._job import bootstrap
 from jaxhet._job import listener as _listener_module
 from jaxhet._job.listener import Link, Listener
 from jaxhet._job.membership import Membership
-from jaxhet._job.process_info import ProcessInfo
 from jaxhet._net import handshake
 from jaxhet._net.addresses import split_address
 from jaxhet._net.interfaces import Interface
 from jaxhet.testing import free_port
+from tests.support.members import described
 from tests.support.waiting import wait_until
 
 SECRET = b"secret"
@@ -35,17 +35,23 @@ def _listener(process: int, job: bytes = JOB) -> Listener:
     return Listener("127.0.0.1", 0, process, SECRET, job)
 
 
-def _info(address: str) -> ProcessInfo:
-    """The description of process 0, which listens there."""
-    config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
-    return _set_up.make_process_info(config, address)
+def _connect(
+    listener: Listener,
+    address: str,
+    num_data: int = 1,
+    timeout_s: float = 5.0,
+    check: Callable[[], None] = lambda: None,
+) -> bootstrap.PeerSockets:
+    """Sockets to process 0, which listens at the address."""
+    peers = [described(address=address)]
+    return bootstrap.connect_peers(listener, peers, num_data, timeout_s, check)[0]
 
 
 @pytest.mark.parametrize(("platform", "num_sockets"), [("cpu", 3), ("cuda", 1)])
 def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: int) -> None:
     listeners = [_listener(process) for process in range(2)]
     members = [
-        dataclasses.replace(_info(listener.address), process=process, platform=platform)
+        described(process, address=listener.address, platform=platform)
         for process, listener in enumerate(listeners)
     ]
     membership: Any = types.SimpleNamespace(members=members, check=lambda: None)
@@ -86,8 +92,7 @@ def _connect_to_one_that_leaves(dies: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_leave, args=(server,), daemon=True).start()
         with contextlib.closing(_listener(1)) as listener:
-            info = _info(f"127.0.0.1:{server.getsockname()[1]}")
-            bootstrap.connect_peers(listener, [info], 1, 5.0, check)
+            _connect(listener, f"127.0.0.1:{server.getsockname()[1]}", check=check)
 
 
 def test_death_in_the_handshake_is_the_reason() -> None:
@@ -124,7 +129,7 @@ def test_who_answers_in_a_peers_place_is_named(
         contextlib.closing(_listener(process, job)) as theirs,
         pytest.raises(TransportError, match=words),
     ):
-        bootstrap.connect_peers(ours, [_info(theirs.address)], 1, 5.0, lambda: None)
+        _connect(ours, theirs.address)
 
 
 def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +139,7 @@ def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
         contextlib.closing(_listener(1, OTHER_JOB)) as stranger,
     ):
         with pytest.raises(TransportError):
-            bootstrap.connect_peers(stranger, [_info(ours.address)], 1, 5.0, lambda: None)
+            _connect(stranger, ours.address)
         words = (
             r"process 1 did not connect to process 0 .*\(1 connections refused, the last one"
             r" because process 1 is of another job with the same job secret"
@@ -151,11 +156,11 @@ def test_connection_before_the_job_is_known_waits_for_it() -> None:
     ):
         late = threading.Timer(0.2, ours.assign, (0, JOB))
         late.start()
-        links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
+        sockets = _connect(theirs, ours.address)
         late.join()
         taken = ours.take({(1, 0), (1, 1)}, time.monotonic() + 5, lambda: None)
-        assert links[0].control.keys.send == taken[1, 0].keys.receive
-        for link in (links[0].control, *links[0].data, *taken.values()):
+        assert sockets.control.keys.send == taken[1, 0].keys.receive
+        for link in (sockets.control, *sockets.data, *taken.values()):
             link.socket.close()
 
 
@@ -176,14 +181,13 @@ def test_process_that_was_late_for_a_handshake_tries_again(
 
     monkeypatch.setattr(Listener, "introduce", refused_once)
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        peers = [_info(ours.address)]
         if not is_late:
             with pytest.raises(TransportError, match=r"no connection to process 0 .*: the peer"):
-                bootstrap.connect_peers(theirs, peers, 0, 5.0, lambda: None)
+                _connect(theirs, ours.address, 0)
             return
-        links = bootstrap.connect_peers(theirs, peers, 0, 5.0, lambda: None)
+        sockets = _connect(theirs, ours.address, 0)
         taken = ours.take({(1, 0)}, time.monotonic() + 5, lambda: None)
-        for link in (links[0].control, taken[1, 0]):
+        for link in (sockets.control, taken[1, 0]):
             link.socket.close()
 
 
@@ -192,18 +196,17 @@ def test_peer_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         contextlib.closing(_listener(1)) as listener,
+        pytest.raises(TransportError, match=r"no connection to process 0 .*: no answer in"),
     ):
-        info = _info(f"127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(TransportError, match=r"no connection to process 0 .*: no answer in"):
-            bootstrap.connect_peers(listener, [info], 0, 0.3, lambda: None)
+        _connect(listener, f"127.0.0.1:{server.getsockname()[1]}", 0, 0.3)
 
 
 def test_connections_that_nobody_takes_end_with_the_listener() -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        links = bootstrap.connect_peers(theirs, [_info(ours.address)], 1, 5.0, lambda: None)
+        sockets = _connect(theirs, ours.address)
         wait_until(lambda: ours._links.keys() == {(1, 0), (1, 1)}, 5)
         ours.close()
-        for link in (links[0].control, *links[0].data):
+        for link in (sockets.control, *sockets.data):
             link.socket.settimeout(5)
             assert link.socket.recv(1) == b""
             link.socket.close()
@@ -242,11 +245,11 @@ class _Ends:
             Listener(own[0], 0, process, SECRET, JOB, _loopback(own))
             for process, own in enumerate(addresses)
         ]
-        config = _config.resolve({"process_id": 0, "num_processes": 2}, {})
         self.infos = [
-            dataclasses.replace(
-                _set_up.make_process_info(config, listener.address, listener.interfaces),
-                process=listener.process,
+            described(
+                listener.process,
+                address=listener.address,
+                interfaces=tuple(interface.announced() for interface in listener.interfaces),
             )
             for listener in self.listeners
         ]
@@ -351,7 +354,7 @@ def _take(listener: Listener) -> Link:
 def test_second_connection_replaces_no_other(is_taken: bool) -> None:
     taken = None
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(1)) as theirs:
-        info = _info(ours.address)
+        info = described(address=ours.address)
         address = split_address(ours.address)
         with socket.create_connection(address) as first, socket.create_connection(address) as again:
             link = theirs.introduce(first, info, 1, ours.address)
@@ -383,7 +386,7 @@ def test_connection_that_nobody_opens_is_refused(process: int, channel: int, wor
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(process)) as theirs:
         ours.assign(0, JOB, num_processes=3, num_channels=9)
         with socket.create_connection(split_address(ours.address)) as sock:
-            theirs.introduce(sock, _info(ours.address), channel, ours.address)
+            theirs.introduce(sock, described(address=ours.address), channel, ours.address)
             sock.settimeout(5)
             assert sock.recv(1) == b""
         with pytest.raises(TransportError, match=words):

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-from jaxhet import _config, _set_up
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
 from jaxhet._job.coordinator import Terms
@@ -21,6 +20,7 @@ from jaxhet._net import certificates, handshake
 from jaxhet._net.addresses import listen
 from jaxhet._net.channel import Channel
 from jaxhet.testing import free_port
+from tests.support.members import described
 from tests.support.scripts import run
 
 SECRET = b"a job secret"
@@ -148,9 +148,8 @@ def _joined(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[Any]]:
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     member = membership.connect(address, SECRET, 5)
-    config = _config.resolve({"process_id": 0, "num_processes": 1}, {})
     try:
-        member.join(_set_up.make_process_info(config, "127.0.0.1:9000"), 5)
+        member.join(described(num_processes=1), 5)
     finally:
         member.leave()
         server.stop()

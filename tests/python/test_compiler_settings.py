@@ -12,19 +12,17 @@ import jax
 import pytest
 from jax._src import config
 
-from jaxhet import _config, _set_up
 from jaxhet._jax import compiler_settings
 from jaxhet._jax.compiler_settings import Difference, differences, parse_flags, settings, xla_flags
 from jaxhet._job.process_info import ProcessInfo, differences_between_islands, disagreement
+from tests.support.members import described
 
 ISA = "XLA_FLAGS --xla_cpu_max_isa"
 X64 = "jax_enable_x64"
 
 
 def _info(process: int, island: str, set_to: Mapping[str, str]) -> ProcessInfo:
-    options = {"process_id": process, "num_processes": 3, "island": island}
-    info = _set_up.make_process_info(_config.resolve(options, {}), "")
-    return dataclasses.replace(info, host="host", pid=100 + process, settings=dict(set_to))
+    return described(process, island, settings=dict(set_to))
 
 
 # Flags of XLA.

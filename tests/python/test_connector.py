@@ -7,20 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from jaxhet import _config, _set_up
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._job.connector import Connector, connects_all, partners
 from jaxhet._job.process_info import ProcessInfo
+from tests.support.members import described
 
 
 def _members(islands: str, platform: str = "cpu") -> list[ProcessInfo]:
     """A process for each letter, on the island of this name."""
-    found = []
-    for process, island in enumerate(islands):
-        given = {"process_id": process, "num_processes": len(islands), "island": island}
-        info = _set_up.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{process + 1}")
-        found.append(dataclasses.replace(info, platform=platform))
-    return found
+    return [described(process, island, platform=platform) for process, island in enumerate(islands)]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from jaxhet._net import handshake
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
 from jaxhet.testing import free_port
+from tests.support.members import described
 
 SECRET = b"a job secret"
 
@@ -58,8 +59,7 @@ class Pair:
 
 
 def _info(process: int) -> ProcessInfo:
-    given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
-    return _set_up.make_process_info(_config.resolve(given, {}), f"127.0.0.1:{9000 + process}")
+    return described(process, f"island{process}", f"127.0.0.1:{9000 + process}")
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import jaxhet
 from jaxhet import _compilation, _config, _islands, _session
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
-from tests.support.members import member
+from tests.support.members import described
 
 
 def _make(names: str, num_devices: Sequence[int]) -> tuple[_islands.Island, ...]:
     """Islands of processes with these one-letter islands and numbers of devices."""
-    members = [member(i, name, "cpu", f"host{i}") for i, name in enumerate(names)]
+    members = [described(i, name, host=f"host{i}") for i, name in enumerate(names)]
     devices: list[Any] = [
         types.SimpleNamespace(id=2048 * process + i, process_index=process)
         for process, count in enumerate(num_devices)

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from jaxhet._job import connector as _connector
 from jaxhet._job.bootstrap import PeerSockets, RankSockets
 from jaxhet._job.listener import Link, Listener
 from jaxhet._job.process_info import ProcessInfo
+from tests.support.members import described
 from tests.support.waiting import wait_until
 
 
@@ -91,12 +91,10 @@ class _Process:
 def _job(connect: str) -> Iterator[list[_Process]]:
     """Two islands of two processes, each on a host of its own."""
     processes = [_Process(i) for i in range(4)]
-    members = []
-    for process, name in zip(processes, "aabb", strict=True):
-        given = {"process_id": process.listener.process, "num_processes": 4, "island": name}
-        info = _set_up.make_process_info(_config.resolve(given, {}), process.listener.address)
-        host = str(info.process)
-        members.append(dataclasses.replace(info, platform="cuda", host_id=host))
+    members = [
+        described(i, island, process.listener.address, platform="cuda", host_id=str(i))
+        for i, (process, island) in enumerate(zip(processes, "aabb", strict=True))
+    ]
     for process in processes:
         process.start(processes, members, connect)
     try:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from jaxhet import _config, _set_up
+from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._job.process_info import ProcessInfo
 from jaxhet._job.proofs import SCHEMA, PairProof, Proof, Qualification, Swap
 from jaxhet._options import TRANSPORTS
 from jaxhet._qualification import read, refusal, refusals
+from tests.support.members import described
 
 VERSIONS = {"jaxhet": importlib.metadata.version("jaxhet")}
 PROCESS_VM = Proof("process_vm", "refused", "process_vm_readv: EPERM (1)", ())
@@ -31,9 +32,7 @@ def _pair(one: str, other: str, *proofs: Proof) -> PairProof:
 
 
 def _info(process: int, host: str) -> ProcessInfo:
-    config = _config.resolve({"process_id": process, "num_processes": 3}, {})
-    info = _set_up.make_process_info(config, "")
-    return dataclasses.replace(info, host=host, host_id=f"boot of {host}")
+    return described(process, host=host, host_id=f"boot of {host}")
 
 
 def _refusal(report: Qualification, transport: str, *hosts: str) -> str:

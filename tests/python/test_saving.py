@@ -20,7 +20,7 @@ from jaxhet._errors import JaxhetError, PeerError
 from jaxhet._jax import compat
 from jaxhet._saves import Save, Saves
 from jaxhet._session import Session
-from tests.support.members import member
+from tests.support.members import described
 
 NOTICE_S = 0.2
 EXIT_AFTER_S = 1.0  # more than a loaded machine keeps a thread from its turn
@@ -57,7 +57,7 @@ class Watched:
     def __init__(self) -> None:
         self.engine = FailingEngine()
         stand_in: Any = self.engine
-        members = [member(i, name) for i, name in enumerate("ab")]
+        members = [described(i, name) for i, name in enumerate("ab")]
         config = _config.resolve({"exit_timeout_s": 10 * EXIT_AFTER_S}, environ={})
         self.cancelled = threading.Event()
         self.ended = threading.Event()

@@ -19,10 +19,9 @@ from jaxhet import _compilation, _config, _device_channels, _ffi, _islands, _ses
 from jaxhet._compilation import BridgeOptions
 from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
 from jaxhet._jax import compat, multihost, programs
-from jaxhet._job.process_info import ProcessInfo
 from jaxhet._session import Session
 from tests.python.compiler import hlo_text
-from tests.support.members import member
+from tests.support.members import described
 
 DEVICES: tuple[Any, ...] = tuple(
     types.SimpleNamespace(
@@ -35,7 +34,7 @@ DEVICES: tuple[Any, ...] = tuple(
 def _session_of(
     process: int = 0, names: str = "aab", platform: str = "cpu", **options: Any
 ) -> Session:
-    members = [member(i, name, platform, "host") for i, name in enumerate(names)]
+    members = [described(i, name, platform=platform) for i, name in enumerate(names)]
     config = _config.resolve(options, environ={})
     return Session(config, process, _islands.make_islands(members, DEVICES))
 
@@ -97,15 +96,10 @@ def test_processes_of_an_island_share_programs_on_gpus() -> None:
     assert all(_session_of(process).compilation.writes_cache for process in range(3))
 
 
-def _info(process: int, *gpus: str) -> ProcessInfo:
-    config = _config.resolve({"process_id": process, "num_processes": 3}, {})
-    return dataclasses.replace(_set_up.make_process_info(config, ""), gpus=gpus)
-
-
 def test_processes_with_equal_models_of_gpus_share_programs() -> None:
     gpus = [("MI300X, 304", "MI300X, 304"), ("MI250X, 110",), ("MI300X, 304", "MI300X, 304")]
     membership: Any = types.SimpleNamespace(
-        members=[_info(process, *models) for process, models in enumerate(gpus)],
+        members=[described(process, gpus=models) for process, models in enumerate(gpus)],
         tell_of_program=None,
         listen_programs=lambda hear: None,
     )
@@ -187,7 +181,7 @@ def _mixed_session(
     named: tuple[tuple[str, str], ...] = MIXED,
     parts: _session.Parts = _session._NO_PARTS,
 ) -> Session:
-    members = [member(i, name, p, "host") for i, (name, p) in enumerate(named)]
+    members = [described(i, name, platform=p) for i, (name, p) in enumerate(named)]
     islands = _islands.make_islands(members, DEVICES)
     stand_in: Any = engine
     return Session(_config.resolve({}, environ={}), process, islands, stand_in, parts)
@@ -229,7 +223,7 @@ def test_each_process_is_set_up_for_its_own_platform(
     stand_in: Any = engine
     session = _mixed_session(process, engine)
     _set_up._set_ranks(session, stand_in)
-    members: Any = [types.SimpleNamespace(process=i, host_id="one") for i in range(3)]
+    members = [described(i, host_id="one") for i in range(3)]
     listener: Any = types.SimpleNamespace(
         process=process, num_processes=3, take=lambda *_, **__: {}
     )

@@ -19,30 +19,15 @@ from jaxhet._gpu import topology_mirror
 from jaxhet._gpu.topology_mirror import TopologyMirror
 from jaxhet._jax import compat, jaxlib
 from jaxhet._job.process_info import ProcessInfo, disagreement
+from tests.support.members import described
 from tests.support.store import Store
 
 CUDA, ROCM, DOUBLE = ("cuda", "cuda"), ("rocm", "rocm"), ("rocm", "cuda")
 
 
 def _info(process: int, topology: tuple[str, str] = CUDA, **changes: Any) -> ProcessInfo:
-    fields: dict[str, Any] = {
-        "process": process,
-        "num_processes": 3,
-        "island": topology[0],
-        "is_declared": False,
-        "islands": (),
-        "platform": topology[0],
-        "topology": topology,
-        "has_cpu": True,
-        "host": "host",
-        "host_id": "host",
-        "pid": 100 + process,
-        "address": "host:1",
-        "versions": {},
-        "options": {},
-        "settings": {},
-    }
-    return ProcessInfo(**{**fields, **changes})
+    fields = {"platform": topology[0], "topology": topology, **changes}
+    return described(process, topology[0], **fields)
 
 
 def _members(*topologies: tuple[str, str]) -> list[ProcessInfo]:

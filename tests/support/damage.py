@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxhet import _config, _set_up
 from jaxhet._net import handshake
 from jaxhet._net.channel import Channel
 from jaxhet._net.interfaces import Interface
+from tests.support.members import described
 
 OURS = handshake.Keys(send=bytes(32), receive=bytes(31) + b"1")
 THEIRS = handshake.Keys(send=OURS.receive, receive=OURS.send)
@@ -99,9 +99,6 @@ def received(data: bytes) -> Iterator[socket.socket]:
 
 def process_info_of(process: int) -> dict[str, Any]:
     """A sound description in a job of two processes, as JSON has it."""
-    given = {"process_id": process, "num_processes": 2, "island": f"island{process}"}
     interface = Interface("eth1", ipaddress.ip_interface(f"10.0.1.{process}/24"), port=9000)
-    info = _set_up.make_process_info(
-        _config.resolve(given, {}), f"127.0.0.1:{9000 + process}", [interface]
-    )
+    info = described(process, f"island{process}", interfaces=(interface.announced(),))
     return json.loads(json.dumps(dataclasses.asdict(info)))

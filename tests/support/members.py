@@ -1,9 +1,23 @@
-"""Processes of a job, as `jaxhet._islands` sees them."""
+"""Processes of a job, as they describe themselves."""
 
-import types
+import dataclasses
 from typing import Any
 
+from jaxhet import _config, _set_up
+from jaxhet._job.process_info import ProcessInfo
 
-def member(process: int, island: str, platform: str = "cpu", host: str = "host") -> Any:
-    """The facts about a process that islands are made of."""
-    return types.SimpleNamespace(process=process, island=island, platform=platform, host=host)
+
+def described(
+    process: int = 0, island: str = "", address: str = "127.0.0.1:9000", **changes: Any
+) -> ProcessInfo:
+    """Description of a process, by default of a job of two.
+
+    Args:
+      process: The process's id.
+      island: The island that it declares; empty for the platform's.
+      address: host:port to which peers connect.
+      **changes: Values of other fields.
+    """
+    given = {"process_id": process, "num_processes": 2, "island": island}
+    info = _set_up.make_process_info(_config.resolve(given, {}), address)
+    return dataclasses.replace(info, **{"host": "host", "pid": 100 + process, **changes})
