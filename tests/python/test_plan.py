@@ -18,7 +18,7 @@ from jaxhet import PlannedExchange, PlanReport, _plan
 from jaxhet._errors import UsageError
 from jaxhet._pretended import deviceless, rocm_stubs
 from jaxhet.cli import plan as cli_plan
-from jaxhet.compiler import Options, bridge, decompose, hlo
+from jaxhet.compiler import Options, bridge, hlo
 from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Movement
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
@@ -31,13 +31,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def _bridged(body: str, before: str = SUM, platform: str = "cpu", bucket_bytes: int = 0) -> bytes:
     job = hlo_text.job(0, 1, platform=platform)
-    module = hlo_text.module(hlo_text.entry(body, before), [0, 1])
     options = Options(bucket_bytes=bucket_bytes)
-    decomposed = decompose(module, job, options)
-    assert decomposed is not None
-    result = bridge(decomposed, job, options)
-    assert result is not None
-    return result[0]
+    return hlo_text.bridged(hlo_text.of_two(body, before), job, options)[0]
 
 
 # --- lines ---
@@ -78,11 +73,10 @@ def test_record_is_read_as_it_was_written() -> None:
 def test_record_survives_the_text_of_a_module() -> None:
     """XLA prints and parses it, whatever the user's names are."""
     name = 'jit(f)/a"b{c}\\d \u00e9'
-    data = hlo_text.module(hlo_text.entry(f"p = f32[4] parameter(0)\n{_ROOT}"), [0, 1])
+    data = hlo_text.of_two(f"p = f32[4] parameter(0)\n{_ROOT}")
     module = hlo.Module(data)
     module.entry.root.metadata.op_name = name
-    decomposed = decompose(module.serialize(), hlo_text.job(0, 1), Options())
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(module.serialize())
     module = hlo.Module(decomposed)
     for instruction in module.entry.instructions:  # XLA's parser has other rules for metadata
         instruction.ClearField("metadata")

@@ -10,7 +10,7 @@ from filecheck.finput import FInput
 from filecheck.matcher import Matcher
 from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
-from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, carrier, decompose, hlo
+from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, Plan, bridge, carrier, decompose, hlo
 from jaxhet.compiler import proto as pb
 from jaxhet.compiler.exchange import ExchangeSpec
 
@@ -73,6 +73,28 @@ def named(path: str) -> str:
     return f', metadata={{op_name="{path}"}}' if path else ""
 
 
+def of_two(body: str, before: str = SUM) -> bytes:
+    """A module of an entry computation on ranks 0 and 1."""
+    return module(entry(body, before), [0, 1])
+
+
+def after_pre(data: bytes, its_job: Job | None = None, options: Options | None = None) -> bytes:
+    """A module after PRE, which must change it; by default, each of two ranks is an island."""
+    result = decompose(data, its_job or job(0, 1), options or Options())
+    assert result is not None
+    return result
+
+
+def bridged(
+    data: bytes, its_job: Job | None = None, options: Options | None = None
+) -> tuple[bytes, Plan]:
+    """A module after both passes, and its plan; by default, each of two ranks is an island."""
+    its_job, options = its_job or job(0, 1), options or Options()
+    result = bridge(after_pre(data, its_job, options), its_job, options)
+    assert result is not None
+    return result
+
+
 def decomposed(
     body: str, its_job: Job | None = None, options: Options | None = None, before: str = SUM
 ) -> str:
@@ -82,8 +104,7 @@ def decomposed(
     """
     its_job = its_job or job(0, 1)
     data = module(entry(body, before), list(range(len(its_job.islands))))
-    result = decompose(data, its_job, options or Options())
-    assert result is not None
+    result = after_pre(data, its_job, options)
     plan = (f"plan: {s.line}; {s.num_bytes} bytes; {s.note}" for s in planned(result))
     return "\n".join([to_text(_without_records(result)), *plan, ""])
 
@@ -152,9 +173,7 @@ def feeding(data: bytes, its_job: Job, options: Options | None = None) -> list[l
     An array is what gives it: "parameter" or "exchange" and its number, else the end of the path in
     the metadata, else the opcode.
     """
-    decomposed = decompose(data, its_job, options or Options())
-    assert decomposed is not None
-    main = hlo.Module(decomposed).entry
+    main = hlo.Module(after_pre(data, its_job, options)).entry
     starts = [i for i in main.instructions if carrier.is_start(i)]
     starts.sort(key=carrier.index_of_call)
     return [[name for x in main.operands(start) for name in _sources(main, x)] for start in starts]

@@ -2,15 +2,11 @@
 
 import re
 
-from jaxhet.compiler import Options, decompose
+from jaxhet.compiler import Options
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import SUM, all_reduce, feeding, named, shuffled
+from tests.python.compiler.hlo_text import SUM, all_reduce, feeding, named, of_two, shuffled
 
 _JOB = hlo_text.job(0, 1, platform="cuda")
-
-
-def _module(body: str, before: str = SUM) -> bytes:
-    return hlo_text.module(hlo_text.entry(body, before), [0, 1])
 
 
 def _feeding(data: bytes, most_bytes: int = 1024) -> list[list[str]]:
@@ -19,8 +15,7 @@ def _feeding(data: bytes, most_bytes: int = 1024) -> list[list[str]]:
 
 def _lines(data: bytes, most_bytes: int = 1024) -> list[str]:
     """Reducer, algorithm, members and shape of each exchange, by index."""
-    decomposed = decompose(data, _JOB, Options(bucket_bytes=most_bytes))
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(data, _JOB, Options(bucket_bytes=most_bytes))
     lines = (spec.line for spec in hlo_text.planned(decomposed))
     return [re.sub(r".* permute all-reduce (.*?) \{.*", r"\1", line) for line in lines]
 
@@ -37,7 +32,7 @@ _THREE = f"""
 
 
 def test_independent_ones_are_one_exchange():
-    data = _module(_THREE)
+    data = of_two(_THREE)
     assert _lines(data) == ["sum hierarchical of 3 f32[10]"]
     assert _feeding(data) == [["parameter 0", "parameter 1", "negate"]]
 
@@ -45,11 +40,11 @@ def test_independent_ones_are_one_exchange():
 def test_members_lie_in_the_order_of_the_equations_and_not_of_the_text():
     first, second = "e0d0/psum", "e1d0/psum"
     swapped = _THREE.replace(first, "?").replace(second, first).replace("?", second)
-    assert _feeding(_module(swapped)) == [["parameter 1", "parameter 0", "negate"]]
+    assert _feeding(of_two(swapped)) == [["parameter 1", "parameter 0", "negate"]]
 
 
 def test_a_bucket_is_not_larger_than_allowed():
-    data = _module(_THREE)
+    data = of_two(_THREE)
     assert _lines(data, 30) == [
         "sum hierarchical of 2 f32[7]",
         "sum hierarchical f32[3]",
@@ -60,7 +55,7 @@ def test_a_bucket_is_not_larger_than_allowed():
 
 
 def test_another_type_reducer_or_group_stays_apart():
-    data = _module(
+    data = of_two(
         f"""
       p = f32[4] parameter(0)
       q = bf16[4] parameter(1)
@@ -85,7 +80,7 @@ def test_another_type_reducer_or_group_stays_apart():
 
 
 def test_what_waits_for_another_is_not_with_it():
-    data = _module(f"""
+    data = of_two(f"""
       p = f32[4] parameter(0)
       {all_reduce("a", "p")}
       n = f32[4] negate(a)
@@ -103,7 +98,7 @@ def test_buckets_never_wait_for_each_other():
         text = all_reduce(name, operand, path=path)
         return text.replace("to_apply=sum", "to_apply=most")
 
-    data = _module(
+    data = of_two(
         f"""
       p = f32[4] parameter(0)
       q = f32[4] parameter(1)
@@ -126,7 +121,7 @@ def test_buckets_never_wait_for_each_other():
 
 def test_what_is_used_soon_does_not_wait_for_what_is_ready_later():
     product = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
-    data = _module(f"""
+    data = of_two(f"""
       w = f32[4,4] parameter(0)
       x = f32[4,4] parameter(1)
       {all_reduce("a", "x", shape="f32[4,4]", path="e0d0u1/psum")}
@@ -147,7 +142,7 @@ def test_all_reduces_across_depths_go_together_whatever_the_order_of_the_text():
       cut{i} = f32[1,4] slice(d{i}), slice={{[0:1], [0:4]}}{named(f"cut{i}")}"""
         for i in reversed(range(3))
     )
-    data = _module(f"""
+    data = of_two(f"""
       w = f32[4,4] parameter(0)
       d3 = f32[4,4] parameter(1)
       {steps}
@@ -181,8 +176,7 @@ def test_permutes_between_the_same_ranks_are_one_exchange_on_cpus() -> None:
       {permute("d", "a", 3)}
       ROOT r = (f32[4], u8[64], f32[4], f32[4]) tuple(a, b, c, d)
     """
-    decomposed = decompose(_module(body, ""), hlo_text.job(0, 1), Options())
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(of_two(body, ""))
     lines = [spec.local_line.partition("@")[0] for spec in hlo_text.planned(decomposed)]
     assert sorted(lines) == [
         "permute collective-permute f32[4] {{0,1},{1,0}} ",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxhet.compiler import Job, Options, decompose, hlo
+from jaxhet.compiler import Job, Options, hlo
 from jaxhet.compiler.exchange import ExchangeSpec
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce, decomposed, opcodes
@@ -19,9 +19,7 @@ _SCATTER = f"{_GATHER}, to_apply=sum"
 def _planned(body: str, job: Job, options: Options | None = None) -> list[ExchangeSpec]:
     """The exchanges of an entry computation, by index."""
     data = hlo_text.module(hlo_text.entry(body), list(range(len(job.islands))))
-    result = decompose(data, job, options or Options())
-    assert result is not None
-    return hlo_text.planned(result)
+    return hlo_text.planned(hlo_text.after_pre(data, job, options))
 
 
 def test_groups_of_unequal_size_have_a_carrier_of_equal_ones_on_gpus():
@@ -110,8 +108,7 @@ def test_loops_hide_their_local_sums_from_xla(is_loop: bool):
     if is_loop:
         loop = "x = f32[4] parameter(0)\nROOT r = f32[4] while(x), condition=always, body=step"
         text = hlo_text.entry(loop, f"{before}\nstep {{\n{body}\n}}\n")
-    result = decompose(hlo_text.module(text, [0, 1, 2, 3]), _TWO_BY_TWO, Options())
-    assert result is not None
+    result = hlo_text.after_pre(hlo_text.module(text, [0, 1, 2, 3]), _TWO_BY_TWO)
     users = [
         {user.opcode for user in c.users(i)}
         for c in hlo.Module(result).computations.values()

@@ -1,16 +1,19 @@
 """The plan: the order of the program's equations, whatever a compiler made of them."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet.compiler import Job, Options, Plan, bridge, carrier, decompose, hlo
+from jaxhet.compiler import Job, Options, Plan, bridge, carrier, hlo
 from jaxhet.compiler import proto as pb
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import all_reduce, feeding, shuffled
+from tests.python.compiler.hlo_text import all_reduce, feeding, of_two, shuffled
 
 _JOB = hlo_text.job(0, 1)
+_CUDA = hlo_text.job(0, 1, platform="cuda")
+_ON_BOTH = pytest.mark.parametrize("job", [_JOB, _CUDA], ids=["cpu", "cuda"])
 _ALONE = Options(bucket_bytes=0)
 
 # The backward pass of three layers: g2 is there first, g0 last. The program sums them in another
@@ -35,16 +38,17 @@ def _plan(
     job: Job = _JOB,
     bucket_bytes: int = Options().bucket_bytes,
 ) -> Plan:
-    options = Options(bucket_bytes=bucket_bytes)
-    decomposed = decompose(data, job, options)
-    assert decomposed is not None
-    bridged = bridge(decomposed, job, options)
-    assert bridged is not None
-    return bridged[1]
+    return hlo_text.bridged(data, job, Options(bucket_bytes=bucket_bytes))[1]
 
 
-def _module(body: str, before: str = hlo_text.SUM) -> bytes:
-    return hlo_text.module(hlo_text.entry(body, before), [0, 1])
+def _assert_same(
+    data: Sequence[bytes], job: Job, moved: list[list[str]], plan: Plan, count: int
+) -> None:
+    """Checks that modules move arrays as `moved` says and have the plan, in any valid order."""
+    for seed in range(count):
+        for other in (shuffled(one, seed) for one in data):
+            assert feeding(other, job, _ALONE) == moved
+            assert _plan(other, job, bucket_bytes=0).text == plan.text
 
 
 def _sources(plan: Plan) -> list[str]:
@@ -53,14 +57,13 @@ def _sources(plan: Plan) -> list[str]:
 
 
 def test_order_is_that_in_which_they_can_start():
-    assert _sources(_plan(_module(_BACKWARD))) == ["g2", "g1", "g0"]
+    assert _sources(_plan(of_two(_BACKWARD))) == ["g2", "g1", "g0"]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_starts_are_chained_in_plan_order(platform: str):
     job = hlo_text.job(0, 1, platform=platform)
-    decomposed = decompose(_module(_BACKWARD), job, _ALONE)
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(of_two(_BACKWARD), job, _ALONE)
     module = hlo.Module(decomposed)
     starts = [i for i in module.entry.instructions if carrier.is_start(i)]
     starts.sort(key=carrier.index_of_call)
@@ -89,7 +92,7 @@ _ALIKE = f"""
 
 @pytest.mark.parametrize("body", [_BACKWARD, _ALIKE])
 def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
-    data = _module(body)
+    data = of_two(body)
     expected = _plan(data)
     for seed in range(20):
         other = shuffled(data, seed)
@@ -97,13 +100,13 @@ def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
         assert _plan(other).text == expected.text
 
 
-@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@_ON_BOTH
 @pytest.mark.parametrize("bucket_bytes", [0, 1024])
 def test_index_and_place_in_a_bucket_follow_the_equations(job: Job, bucket_bytes: int):
     """Whatever the ids, names and order of instructions, and however an operand is written."""
     body = _ALIKE.replace("t = f32[4] cosine(p)", "k = f32[4] copy(p)\n  t = f32[4] cosine(k)")
     found = set()
-    for data in (_module(_ALIKE), _module(body)):
+    for data in (of_two(_ALIKE), of_two(body)):
         for seed in range(10):
             moved = feeding(shuffled(data, seed), job, Options(bucket_bytes=bucket_bytes))
             found.add(tuple(name for names in moved for name in names))
@@ -142,7 +145,7 @@ def _moments(square: str, order: str = "z, q") -> str:
 """
 
 
-@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@_ON_BOTH
 @pytest.mark.parametrize("bucket_bytes", [0, 1024])
 @pytest.mark.parametrize(
     ("bodies", "moved"),
@@ -163,7 +166,7 @@ def test_order_does_not_depend_on_how_an_operand_is_computed(
     bodies: list[str], moved: list[str], bucket_bytes: int, job: Job
 ):
     found, plans = set(), set()
-    for data in (_module(body, hlo_text.SUM + _MOST) for body in bodies):
+    for data in (of_two(body, hlo_text.SUM + _MOST) for body in bodies):
         for seed in range(10):
             other = shuffled(data, seed)
             members = feeding(other, job, Options(bucket_bytes=bucket_bytes))
@@ -173,13 +176,13 @@ def test_order_does_not_depend_on_how_an_operand_is_computed(
     assert len(plans) == 1
 
 
-@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@_ON_BOTH
 def test_operands_of_a_combined_collective_are_in_program_order(job: Job):
     """XLA's combiner leaves the names on the elements, and takes the operands as they come."""
 
     def combined(first: str, second: str) -> bytes:
         place = {first: 0, second: 1}
-        return _module(f"""
+        return of_two(f"""
   p = f32[4] parameter(0)
   s = f32[4] sine(p)
   t = f32[4] cosine(p)
@@ -212,7 +215,7 @@ def test_gathers_start_in_the_order_in_which_they_are_used():
         steps.append(f"x{i} = f32[4,4] slice(d{i}), slice={{[0:4], [0:4]}}")
         x = f"x{i}"
     body = "x = f32[4,4] parameter(0)\n" + "\n".join(steps) + f"\nROOT r = f32[4,4] negate({x})"
-    plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"))
+    plan = _plan(of_two(body), _CUDA)
     assert [int(e.source[1:]) for e in plan.exchanges] == list(range(12))
 
 
@@ -257,16 +260,14 @@ def test_weights_of_a_recomputed_layer_are_gathered_before_the_gradients_behind_
     platform: str, use: str
 ):
     job = hlo_text.job(0, 1, platform=platform)
-    data = _module(_RECOMPUTED.replace("USE", use))
+    data = of_two(_RECOMPUTED.replace("USE", use))
     for seed in range(10):
         plan = _plan(shuffled(data, seed), job, bucket_bytes=0)
         assert _sources(plan) == ["g1", "g0", "r1", "r0"]
 
 
 def test_barrier_does_not_hold_gathers_of_weights_on_gpus():
-    job = hlo_text.job(0, 1, platform="cuda")
-    decomposed = decompose(_module(_RECOMPUTED), job, Options())
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(of_two(_RECOMPUTED), _CUDA)
     main = hlo.Module(decomposed).entry
     needed: dict[str, set[str]] = {}
     for i in main.instructions:
@@ -284,7 +285,7 @@ def test_piece_of_one_platform_does_not_change_the_order(path: str):
     plans = []
     for operation in ("copy(v0)", f'{call}, metadata={{op_name="e19d0/{path}/twice"}}', call):
         body = _RECOMPUTED.replace("copy(v0)", operation).replace("USE", "e0d0u0")
-        plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"), bucket_bytes=0)
+        plan = _plan(of_two(body), _CUDA, bucket_bytes=0)
         plans.append(_sources(plan))
     assert plans[0] == plans[1] == ["g1", "g0", "r1", "r0"]
     assert plans[2] == ["g1", "r1", "g0", "r0"]  # the kernel is the program's own
@@ -293,7 +294,7 @@ def test_piece_of_one_platform_does_not_change_the_order(path: str):
 def test_gather_of_what_was_computed_does_not_start_early():
     """It has the path of the weights, and waits for a product."""
     body = _RECOMPUTED.replace("copy(v0)", "add(v0, c0)").replace("USE", "e0d0u0")
-    plan = _plan(_module(body), hlo_text.job(0, 1, platform="cuda"), bucket_bytes=0)
+    plan = _plan(of_two(body), _CUDA, bucket_bytes=0)
     assert _sources(plan) == ["g1", "r1", "g0", "r0"]
 
 
@@ -336,7 +337,7 @@ _AROUND_A_LOOP = f"""
 def test_gathers_around_a_loop(platform: str):
     """Weights for after the loop are the last to start before it, or start behind it."""
     job = hlo_text.job(0, 1, platform=platform)
-    plan = _plan(_module(_AROUND_A_LOOP, hlo_text.SUM + _LOOP), job)
+    plan = _plan(of_two(_AROUND_A_LOOP, hlo_text.SUM + _LOOP), job)
     assert _sources(plan) == ["first", "behind", "s", "far"]
 
 
@@ -349,7 +350,7 @@ def test_step_never_comes_before_one_that_it_waits_for():
   {all_reduce("b", "n", path="e1d0/b")}
   ROOT r = (f32[4], f32[4]) tuple(a, b)
 """
-    assert _sources(_plan(_module(body))) == ["a", "b"]
+    assert _sources(_plan(of_two(body))) == ["a", "b"]
 
 
 # --- exchanges of one equation ---
@@ -357,7 +358,7 @@ def test_step_never_comes_before_one_that_it_waits_for():
 
 def _twice(first: str, second: str, root: str = "tuple(a, b)") -> bytes:
     """A program with two all-reduces of one equation, of these operands."""
-    return _module(f"""
+    return of_two(f"""
   p = f32[4] parameter(0)
   q = f32[4] parameter(1)
   s = f32[4] sine(p)
@@ -372,7 +373,7 @@ def _twice(first: str, second: str, root: str = "tuple(a, b)") -> bytes:
 """)
 
 
-@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@_ON_BOTH
 @pytest.mark.parametrize(
     ("first", "second", "moved"),
     [
@@ -389,15 +390,12 @@ def test_exchanges_of_one_equation_are_told_apart(
     data = _twice(first, second)
     expected = _plan(data, job, bucket_bytes=0)
     assert len({e.line for e in expected.exchanges}) == 2
-    for seed in range(20):
-        other = shuffled(data, seed)
-        assert feeding(other, job, _ALONE) == moved
-        assert _plan(other, job, bucket_bytes=0).text == expected.text
+    _assert_same([data], job, moved, expected, 20)
 
 
 def _behind_barrier(first: str, second: str, joined: str = "p, q") -> bytes:
     """A program with two all-reduces of one equation and one output, of these inputs."""
-    return _module(f"""
+    return of_two(f"""
   p = f32[4] parameter(0)
   q = f32[4] parameter(1)
   pair = (f32[4], f32[4]) tuple({joined})
@@ -412,17 +410,14 @@ def _behind_barrier(first: str, second: str, joined: str = "p, q") -> bytes:
 """)
 
 
-@pytest.mark.parametrize("job", [_JOB, hlo_text.job(0, 1, platform="cuda")], ids=["cpu", "cuda"])
+@_ON_BOTH
 def test_exchanges_behind_a_barrier_are_told_apart_by_their_inputs(job: Job):
     """`jax.checkpoint` makes such a barrier, of all inputs of a layer that it recomputes."""
     data = _behind_barrier("p0", "q0")
     expected, moved = _plan(data, job, bucket_bytes=0), feeding(data, job, _ALONE)
     assert sorted(moved) == [["cosine"], ["sine"]]
-    for seed in range(10):
-        for joined in ("p, q", "q, p"):
-            other = shuffled(_behind_barrier("p0", "q0", joined), seed)
-            assert feeding(other, job, _ALONE) == moved
-            assert _plan(other, job, bucket_bytes=0).text == expected.text
+    both = [_behind_barrier("p0", "q0", joined) for joined in ("p, q", "q, p")]
+    _assert_same(both, job, moved, expected, 10)
     assert feeding(_behind_barrier("q0", "p0"), job, _ALONE) == moved[::-1]
     with pytest.raises(UsageError, match="nothing in the program tells one from the other"):
         _plan(_behind_barrier("p0", "p0"), job)
@@ -446,9 +441,9 @@ def test_exchanges_that_nothing_tells_apart_are_refused():
     words = (
         r"a\S* \(e3d0/psum train.py:7\) and b\S* \(e3d0/psum train.py:7\) .* nothing in the program"
     )
-    for job in (_JOB, hlo_text.job(0, 1, platform="cuda")):
+    for job in (_JOB, _CUDA):
         with pytest.raises(UsageError, match=words):
-            _plan(_module(body), job)
+            _plan(of_two(body), job)
 
 
 def _one_platform(platform: str) -> Job:
@@ -465,7 +460,7 @@ def test_one_compiler_tells_exchanges_apart_by_their_operands(
     first: str, second: str, platform: str
 ):
     """XLA's partitioner makes such modules of jnp.concatenate, jnp.pad and associative scans."""
-    data = _module(f"""
+    data = of_two(f"""
   p = f32[4] parameter(0)
   s = f32[4] sine(p)
   t = f32[4] cosine(p)
@@ -485,10 +480,7 @@ def test_one_compiler_tells_exchanges_apart_by_their_operands(
         [[{"s": "sine", "t": "cosine"}.get(x, x)] for x in (first, second)]
     )
     assert len({e.line for e in expected.exchanges}) == 2
-    for seed in range(10):
-        other = shuffled(data, seed)
-        assert feeding(other, job, _ALONE) == moved
-        assert _plan(other, job, bucket_bytes=0).text == expected.text
+    _assert_same([data], job, moved, expected, 10)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -504,13 +496,13 @@ def test_exchanges_whose_operands_only_chance_tells_apart_are_refused(platform: 
   ROOT r = f32[4] divide(a, b)
 """
     with pytest.raises(UsageError, match="nothing in the program tells one from the other"):
-        _plan(_module(body), _one_platform(platform))
+        _plan(of_two(body), _one_platform(platform))
 
 
 @pytest.mark.parametrize("operands", ["s, s, s", "s, t, u"])
 def test_sums_of_equal_arrays_need_no_mark(operands: str):
     """XLA makes one collective of `a.sum(), a.sum(), (a * 1).sum()`, with one array as operands."""
-    data = _module(f"""
+    data = of_two(f"""
   p = f32[4] parameter(0)
   s = f32[4] sine(p)
   t = f32[4] sine(p)
@@ -530,7 +522,7 @@ def _gathered_twice(first: str, second: str) -> bytes:
         groups = "replica_groups={{0,1}}, use_global_device_ids=true, channel_id=1, dimensions={1}"
         return f"{name} = f32[4,6]{{0,1}} all-gather({x}), {groups}, {metadata}"
 
-    return _module(f"""
+    return of_two(f"""
   p = f32[4,3]{{0,1}} parameter(0)
   s = f32[4,3]{{0,1}} sine(p)
   t = f32[4,3]{{0,1}} cosine(p)
@@ -574,7 +566,7 @@ def test_fingerprint_does_not_depend_on_the_source_line():
     """It is for people: islands may have their copies of a program at other places."""
 
     def plan(source: str) -> Plan:
-        return _plan(_module(_BACKWARD.replace('/g1"', f'/g1" {source}')))
+        return _plan(of_two(_BACKWARD.replace('/g1"', f'/g1" {source}')))
 
     there = plan('source_file="/one/a/train.py" source_line=7')
     here = plan('source_file="/srv/b/train.py" source_line=8')
@@ -600,8 +592,7 @@ def test_fingerprint_differs_for_another_shape_type_group_or_program(before: str
 
 
 def test_exchange_lost_on_the_way_is_an_error():
-    decomposed = decompose(_module(_BACKWARD), _JOB, Options())
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(of_two(_BACKWARD))
     module = pb.HloModuleProto.FromString(decomposed)
     for instruction in module.computations[-1].instructions:
         if carrier.index_of_call(instruction) == 1:
@@ -612,27 +603,22 @@ def test_exchange_lost_on_the_way_is_an_error():
 
 def test_bridge_on_cpu_changes_only_sums_that_can_overlap():
     operand = "p = f32[4,4] parameter(0)\n"
-    one = decompose(_module(operand + all_reduce("ROOT g", "p", shape="f32[4,4]")), _JOB, Options())
-    several = decompose(_module(_BACKWARD), _JOB, Options())
-    assert one is not None
-    assert several is not None
-    bridged = bridge(one, _JOB, Options()), bridge(several, _JOB, Options())
-    assert bridged[0] is not None
-    assert bridged[0][0] is one
-    assert bridged[1] is not None
-    starts = [i for i in hlo.Module(bridged[1][0]).entry.instructions if carrier.is_start(i)]
+    one = hlo_text.after_pre(of_two(operand + all_reduce("ROOT g", "p", shape="f32[4,4]")))
+    bridged = bridge(one, _JOB, Options())
+    assert bridged is not None
+    assert bridged[0] is one
+    several, _ = hlo_text.bridged(of_two(_BACKWARD))
+    starts = [i for i in hlo.Module(several).entry.instructions if carrier.is_start(i)]
     assert [list(i.control_predecessor_ids) for i in starts] == [[], [], []]
 
 
 def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
     job = hlo_text.job(0, 1, platform="rocm")
-    decomposed = decompose(_module(_BACKWARD), job, _ALONE)
-    assert decomposed is not None
-    bridged = bridge(decomposed, job, _ALONE)
-    assert bridged is not None
+    decomposed = hlo_text.after_pre(of_two(_BACKWARD), job, _ALONE)
+    bridged, _ = hlo_text.bridged(of_two(_BACKWARD), job, _ALONE)
     before = [i.id for i in hlo.Module(decomposed).entry.instructions]
-    assert [i.id for i in hlo.Module(bridged[0]).entry.instructions] == before
-    calls = [line for line in hlo_text.to_text(bridged[0]).splitlines() if "jaxhet_" in line]
+    assert [i.id for i in hlo.Module(bridged).entry.instructions] == before
+    calls = [line for line in hlo_text.to_text(bridged).splitlines() if "jaxhet_" in line]
     hlo_text.check(
         "\n".join(calls[1:]),  # the first line is the module's
         """
@@ -656,16 +642,14 @@ def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
 def test_collective_that_appears_between_the_passes_is_an_error():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
     with pytest.raises(JaxhetError, match=r"XLA added r, which crosses islands, after"):
-        bridge(_module(body), _JOB, Options())
+        bridge(of_two(body), _JOB, Options())
 
 
 def test_start_without_its_done_is_an_error():
-    job = hlo_text.job(0, 1, platform="cuda")
-    decomposed = decompose(_module(_BACKWARD), job, _ALONE)
-    assert decomposed is not None
+    decomposed = hlo_text.after_pre(of_two(_BACKWARD), _CUDA, _ALONE)
     module = pb.HloModuleProto.FromString(decomposed)
     for instruction in module.computations[-1].instructions:
         if instruction.opcode == "collective-permute-done":
             instruction.opcode = "get-tuple-element"
     with pytest.raises(JaxhetError, match=r"exchange \S+ is used by \S+, not by its done alone"):
-        bridge(module.SerializeToString(), job, _ALONE)
+        bridge(module.SerializeToString(), _CUDA, _ALONE)

@@ -1,6 +1,6 @@
 """A computation with collectives that two loops or branches call becomes one for each of them."""
 
-from jaxhet.compiler import Options, bridge, carrier, decompose, hlo
+from jaxhet.compiler import carrier, hlo
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce, named
 
@@ -34,20 +34,17 @@ _ENTRY = f"""
 
 
 def _shared() -> bytes:
-    return hlo_text.module(hlo_text.entry(_ENTRY, SUM + _BODY), [0, 1])
+    return hlo_text.of_two(_ENTRY, SUM + _BODY)
 
 
 def test_each_caller_has_exchanges_of_its_own_with_its_place_in_the_program() -> None:
     for platform in ("cpu", "cuda"):
         job = hlo_text.job(0, 1, platform=platform)
-        decomposed = decompose(_shared(), job, Options())
-        assert decomposed is not None
-        bridged = bridge(decomposed, job, Options())
-        assert bridged is not None
-        assert [e.source for e in bridged[1].exchanges] == [
+        assert [e.source for e in hlo_text.bridged(_shared(), job)[1].exchanges] == [
             "jit(f)/e0/while/body/e1/psum",
             "jit(f)/e7/while/body/e1/psum",
         ]
+        decomposed = hlo_text.after_pre(_shared(), job)
         hlo_text.to_text(decomposed)  # XLA can read it
         names = [i.name for c in hlo.Module(decomposed).proto.computations for i in c.instructions]
         assert len(set(names)) == len(names)
@@ -57,9 +54,7 @@ def test_index_follows_the_equations_and_not_the_order_of_the_text() -> None:
     job = hlo_text.job(0, 1, platform="cuda")
     text = hlo_text.entry(_ENTRY, SUM + _BODY).replace("e0d0/while", "e9d0/while")
     data = hlo_text.module(text, [0, 1])
-    decomposed = decompose(data, job, Options())
-    assert decomposed is not None
-    module = hlo.Module(decomposed)
+    module = hlo.Module(hlo_text.after_pre(data, job))
     loops = {i.metadata.op_name: i for i in module.entry.instructions if i.opcode == "while"}
     body = {name: module.computations[i.called_computation_ids[0]] for name, i in loops.items()}
     index = {
