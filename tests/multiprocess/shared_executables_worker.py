@@ -3,6 +3,7 @@
 Says how many programs it compiled and loaded; the results are its own devices'.
 """
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -37,7 +38,7 @@ def _share(request: dict[str, Any]) -> None:
     assert membership is not None
     placed = config.placed(session.process, config.num_processes or 0)
     shared: Any = _set_up._shared(placed, membership)
-    own.shared = shared
+    own.parts = dataclasses.replace(own.parts, shared=shared)
     compiling, put, load = shared.compiling, shared._put, shared._load
 
     def noted(among: tuple[int, ...], key: str) -> Any:
