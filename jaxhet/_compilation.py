@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from jaxhet import _ffi, _islands, compiler
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
-from jaxhet._gpu.shared_programs import SharedPrograms, Sharing
 from jaxhet._islands import Island
 from jaxhet._jax import compat, compiler_settings, programs
+from jaxhet._jax.shared_programs import SharedPrograms, Sharing
 from jaxhet._job.connector import Connector
 from jaxhet._options import CODECS
 from jaxhet._traced import jaxprs

@@ -26,10 +26,19 @@ from jaxhet import (
 from jaxhet._config import Config, PlacedConfig
 from jaxhet._device_channels import ChannelPlan
 from jaxhet._errors import JaxhetError, PeerError, UsageError
-from jaxhet._gpu import gpu_settings, shared_programs
+from jaxhet._gpu import gpu_settings
 from jaxhet._gpu.own_gpus import own_gpus
 from jaxhet._gpu.topology_mirror import TopologyMirror
-from jaxhet._jax import compat, compiler_settings, jaxlib, multihost, platforms, programs, slices
+from jaxhet._jax import (
+    compat,
+    compiler_settings,
+    jaxlib,
+    multihost,
+    platforms,
+    programs,
+    shared_programs,
+    slices,
+)
 from jaxhet._jax.compat import Device
 from jaxhet._job import bootstrap, exposure
 from jaxhet._job import connector as _connector

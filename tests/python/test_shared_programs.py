@@ -15,8 +15,9 @@ from jax._src import compiler
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxhet._gpu import gpu_settings, shared_programs
-from jaxhet._gpu.shared_programs import NotSharedError, SharedPrograms
+from jaxhet._gpu import gpu_settings
+from jaxhet._jax import shared_programs
+from jaxhet._jax.shared_programs import NotSharedError, SharedPrograms
 from tests.support import replaced
 from tests.support.store import Store
 
