@@ -183,10 +183,11 @@ def show(rows: Sequence[Row], console: Console) -> bool:
 
 def show_unrelated(shape: Shape, medians: dict[str, dict[str, float]], console: Console) -> None:
     """Prints what jaxhet costs a program without collectives."""
-    *systems, last = medians
+    *systems, baseline = medians
+    last = "plain JAX" if baseline == "gloo" else baseline
     for system in systems:
         compile_ratio, run_ratio = (
-            medians[system][k] / medians[last][k] for k in ("compile_s", "run_s")
+            medians[system][k] / medians[baseline][k] for k in ("compile_s", "run_s")
         )
         console.print(
             f"program without collectives, {shape.num_processes} × {shape.devices},"

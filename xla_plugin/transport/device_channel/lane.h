@@ -44,8 +44,6 @@ class Proxy {
   size_t num_lanes_ = 0;
 };
 
-class ProxyThread;
-
 // A Connection that a proxy drives, for the channels of both directions between two ranks or for
 // one channel.
 class Lane final : private ConnectionHost {
