@@ -160,11 +160,13 @@ std::optional<DeviceWait> DeviceWatch::OldestWait(std::span<const int> peer_rank
     const auto [source, target] = std::pair(transfer.transfer.source, transfer.transfer.target);
     const bool receives = is_asked_for(source) && !HasArrived(transfer);
     if (!receives && (!is_asked_for(target) || HasLeft(transfer))) continue;
-    return DeviceWait{.rank = rank_,
-                      .peer_rank = receives ? source : target,
-                      .plan = transfer.exchange.plan,
-                      .index = transfer.exchange.index,
-                      .since = transfer.reached.value_or(Time::max())};
+    const bool is_first = transfer.reached && transfer.number == waiting_;
+    return DeviceWait{
+        .rank = rank_,
+        .peer_rank = receives ? source : target,
+        .plan = transfer.exchange.plan,
+        .index = transfer.exchange.index,
+        .since = is_first ? std::max(*transfer.reached, waiting_since_) : Time::max()};
   }
   return std::nullopt;
 }

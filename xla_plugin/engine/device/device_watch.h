@@ -56,7 +56,9 @@ struct DeviceWait {
   int peer_rank;
   int64_t plan;
   int64_t index;
-  Time since;  // reached by the device; Time::max() if it has not been
+  // When the device has reached it and no earlier one waits for a peer; Time::max() until then: the
+  // data of later ones may have come to a channel that is not read yet.
+  Time since;
 };
 
 // A rank's exchanges as any thread sees them, and their end when the job has failed. Only Abandon()
