@@ -17,7 +17,7 @@ def complete(
 
     Args:
       base: The user's environment on this host; wins over defaults.
-      assigned: Variables that the launcher sets; win over all others but those of GPUs.
+      assigned: The launcher's variables. They replace all others except those that select GPUs.
       wanted: Devices of each of the job's processes on this host; None: an equal share of the GPUs,
         or as many CPU devices as the program says.
       index: Index of the process among them.

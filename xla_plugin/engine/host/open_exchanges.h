@@ -38,8 +38,9 @@ struct Arrival {
   std::string tail;  // the eager bytes or the announcement of the transport
 };
 
-// The execution whose exchanges are open on one rank of ours, in any communicator. All of them
-// belong to one execution: those of two could meet the wrong starts of peers.
+// The execution whose exchanges are open on one rank of ours, in any communicator. At most one
+// execution may have open exchanges: else an exchange could meet a peer's start of another
+// execution.
 class OpenExecution {
  public:
   // Exchanges of another execution than this one are open.

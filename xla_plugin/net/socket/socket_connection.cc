@@ -69,7 +69,7 @@ std::string AddressOf(int fd, GetName get_name) {
   return get_name(fd, &address, &size) == 0 ? TextOf(address) : std::string();
 }
 
-// Name of the interface that has this address; empty if there is none.
+// Name of the interface with this address, or empty.
 std::string InterfaceOf(const std::string& address) {
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) return {};
@@ -127,8 +127,8 @@ struct Chunk {
   size_t num_bytes;
 };
 
-// One direction of a data socket: a header, of which `header_bytes` have passed, and after it the
-// chunk, of which `moved` bytes have.
+// One direction of a data socket, which moves a header and then a chunk: the numbers of bytes of
+// both that have moved.
 struct Flow {
   ChunkInfo header{};
   size_t header_bytes = 0;

@@ -33,7 +33,7 @@ struct OfferInfo {
 
 enum class SocketEvent : uint32_t {
   kReceived,  // all of `num_chunks` chunks of this socket are in place
-  kLeft,      // so many are, and nothing else of it is read; the reason follows
+  kLeft,      // `num_chunks` chunks are in place; no more are read; the reason follows
 };
 
 // State of the sender's end of a data socket. It travels over the control connection.

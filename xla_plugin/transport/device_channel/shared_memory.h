@@ -24,8 +24,8 @@ class FdMailbox {
   FdMailbox();
 
   const FdMailboxInfo& info() const { return info_; }
-  // The descriptor that a process which knows info() has left. Does not block; throws if
-  // there is none.
+  // Takes the descriptor that a process with our info() has sent. Does not block; throws if none
+  // has arrived.
   Fd Take();
   void Close() { socket_.Reset(); }
 

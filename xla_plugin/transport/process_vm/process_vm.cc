@@ -95,7 +95,8 @@ class PullConnection : public Connection {
     IoList source;  // in the peer's address space
   };
 
-  // Copies what both sides have, or a part of it; returns the bytes, 0 after host().Lost().
+  // Copies at most the size of the smaller list. Returns the number of bytes; 0 if it has called
+  // host().Lost().
   virtual size_t Copy(std::span<const iovec> to, std::span<const iovec> from) = 0;
   // False, after host().Lost(), if the sender may have freed its memory before our last copy.
   virtual bool SourceIsAlive() { return true; }
