@@ -29,9 +29,9 @@ _FIRST_DEVICE_SOCKET = 1000
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
 _POLL_MS = 50
-# One data socket for each 13 ms of the round trip, as 1 Gbit/s has 1.6 MB under way then: the usual
-# limit for the send buffer of a socket (tcp_wmem, 4 MB) allows about 2 MB.
-_SOCKET_US = 13000
+# One data socket for each 5 ms of the round trip. 1 Gbit/s has 0.6 MB under way then. The usual
+# limit for the send buffer of a socket (tcp_wmem, 4 MB) allows 2 MB; the rest is for lost packets.
+_SOCKET_US = 5000
 _MOST_FOR_ROUND_TRIP = 16
 _MOST_AT_ONCE = 8
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
