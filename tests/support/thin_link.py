@@ -6,8 +6,7 @@
     python -m tests.support.thin_link encryption
 
 The line is `tests/support/wire.cc`. `table` trains over a line without limits and over one of 1
-Gbit/s with a round trip of 50 ms and 0.1 % lost, and moves arrays of 64 MiB over lines of 80 and 50
-ms.
+Gbit/s with a round trip of 50 ms and 0.1 % lost, and moves arrays of 64 MiB over longer lines.
 `sums` adds up gradients of 512 MiB, with and without a codec: a step that only the line limits.
 `encryption` moves 64 MiB both ways over 1 Gbit/s without a delay, each process on one core.
 With `JAX_PLATFORMS=cuda` each process has a GPU.
@@ -158,9 +157,7 @@ def table(arguments: Sequence[str]) -> None:
         cells = f"{best:.0f}", f"{rate:.0f}", f"{rate / best:.3f}"
         against = f"{rate / thin[0]['tokens_per_s']:.2f}"
         print(f"| {slow['name']} | {' | '.join(cells)} | {against} | {slow['loss']:.5f} |")
-    print(
-        "\n| 1 Gbit/s | TCP alone | 64 MiB alone, s | part of the rate | 4 at a time, part |"
-    )
+    print("\n| 1 Gbit/s | TCP alone | 64 MiB alone, s | part of the rate | 4 at a time, part |")
     print("|---|---|---|---|---|", flush=True)
     for name, rtt_ms, loss, env in (
         ("80 ms, nothing lost", 80, 0.0, {}),
