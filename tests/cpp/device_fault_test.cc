@@ -297,6 +297,27 @@ TEST_P(DeviceFaultTransportsTest, PeerThatLeftIsNamed) {
   EXPECT_TRUE(zero.IsFilledWith(kPoison));
 }
 
+// The data of a peer that has left waits behind an exchange whose source never starts it.
+TEST(DeviceFaultTest, PeerThatLeftIsNotBlamedForAnother) {
+  WorldOptions options = DeviceOptions(3);
+  options.engine.deadline_ms = options.engine.first_deadline_ms = 2'000;
+  DeviceWorld world(options);
+  Side missed(0, {1, 0}, kSlotBytes, 0);
+  Side behind(0, {2, 0}, kSlotBytes, 1);
+  missed.Start(world);
+  behind.Start(world);
+  missed.Done(world);
+  behind.Done(world);
+  Side left(2, {2, 0}, kSlotBytes, 1);
+  left.Start(world);
+  left.Done(world);
+  world.engine(2).Close(milliseconds(200));
+  ASSERT_TRUE(IsWithin(kLong, [&] { return world.engine(0).failure() != nullptr; }));
+  EXPECT_THAT(world.engine(0).failure()->what(),
+              HasSubstr("DeadlineError: [rank 0/3 cpu0] exchange 0 (op 0): rank 1"));
+  EXPECT_TRUE(world.IsIdleWithin(0, kLong));
+}
+
 // A source that fails lets its sends go over slots that the target has not taken: the target must
 // not take that for the exchange.
 TEST_P(DeviceFaultTransportsTest, FailedSourceDoesNotCorruptItsTarget) {
