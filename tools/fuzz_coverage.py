@@ -39,8 +39,7 @@ CPP = {
         "IsReady|Find|Expected|Moved|ParseDeviceChunkInfo|IsAgreed"
     ),
     "transport/device_channel/lane_channel.h": "OpenLaneChannel",
-    "net/verbs/verbs_connection.cc": "Drain|Reserve",
-    "net/verbs/link.cc": "OnImmediate|Accept|SetUpNicPair",
+    "net/verbs/verbs_connection.cc": "OnImmediate|Accept|SetUpNicPair|Drain",
 }
 # The same of jaxhet: classes' and functions' names.
 _PYTHON = {

@@ -134,7 +134,7 @@ void OpenOffer(std::string_view input) {
                           "xla_plugin/transport/device_channel/shared_channels.cc",
                           "xla_plugin/transport/device_channel/shared_memory.cc",
                           "xla_plugin/transport/device_channel/lane_channel.h",
-                          "xla_plugin/net/verbs/link.cc"},
+                          "xla_plugin/net/verbs/verbs_connection.cc"},
                .seeds = &OfferSeeds,
                .run = &OpenOffer});
 

@@ -152,7 +152,7 @@ std::vector<std::string> VerbsSeeds() {
 
 [[maybe_unused]] const bool added_verbs =
     AddFuzzer({.name = "verbs",
-               .covers = {"xla_plugin/net/verbs/link.cc"},
+               .covers = {"xla_plugin/net/verbs/verbs_connection.cc"},
                .seeds = &VerbsSeeds,
                .run = [](std::string_view input) { Play("verbs", input); }});
 
@@ -411,11 +411,11 @@ std::vector<std::string> ChunkSeeds() {
           Chunk(0) + Chunk(0, kChunkBytes) + Chunk(0, 2 * kChunkBytes)};
 }
 
-[[maybe_unused]] const bool added_chunks = AddFuzzer(
-    {.name = "verbs_chunks",
-     .covers = {"xla_plugin/net/verbs/verbs_connection.cc", "xla_plugin/net/verbs/link.cc"},
-     .seeds = &ChunkSeeds,
-     .run = [](std::string_view input) { Receiver().Play(input); }});
+[[maybe_unused]] const bool added_chunks =
+    AddFuzzer({.name = "verbs_chunks",
+               .covers = {"xla_plugin/net/verbs/verbs_connection.cc"},
+               .seeds = &ChunkSeeds,
+               .run = [](std::string_view input) { Receiver().Play(input); }});
 
 TEST(FuzzVerbsTest, ChunksOfALiarArrive) {
   for (const std::string& input : ChunkSeeds()) {

@@ -1,7 +1,8 @@
 #include "xla_plugin/net/verbs/verbs_connection.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -11,59 +12,183 @@
 namespace jaxhet::verbs {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
+constexpr size_t kMostSlots = 256;  // Immediate::slot
 // A message is divided among NIC pairs into chunks that are not shorter.
 constexpr size_t kLeastChunkBytes = size_t{64} << 10;
 constexpr size_t kAlignment = 128;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kDescriptionBytes = sizeof(ChunkInfo::description);
 constexpr std::chrono::seconds kProofTimeout{5};
+// Completions are polled for so long after the last one, before an event is waited for.
+constexpr std::chrono::microseconds kSpin{100};
 
-size_t NumSlots(Nics& nics) {
-  return std::min(static_cast<size_t>(nics.options().depth) * nics.Usable().size(),
-                  Link::kMostSlots);
+template <typename T>
+void Append(std::string& text, const T& info) {
+  text.append(reinterpret_cast<const char*>(&info), sizeof info);
 }
 
-// Polls until `is_over`, but for kProofTimeout at most.
-template <typename IsOver>
-bool PollUntil(Link& link, IsOver is_over) {
-  const auto limit = Clock::now() + kProofTimeout;
-  while (!is_over() && !link.is_lost() && Clock::now() < limit) link.Poll();
-  return is_over();
+constexpr const char* kOffer = "the peer's offer";
+
+// The head of an offer; the rest is left in it.
+OfferInfo TakeOffer(std::string_view& offer) {
+  const auto info = Take<OfferInfo>(offer, kOffer);
+  if (info.magic != kOfferMagic || info.num_nic_pairs == 0 || info.num_slots == 0 ||
+      info.chunk_bytes == 0) {
+    Throw(ErrorCode::kTransport, "the peer's offer is not of this version of jaxhet");
+  }
+  return info;
+}
+
+// "mlx5_0:1 (::ffff:10.0.0.1)", "mlx5_0:1 (LID 7)".
+std::string NameOf(std::string_view nic, const ibv::Gid& gid, uint16_t lid, bool is_infiniband) {
+  return is_infiniband ? StrCat(nic, " (LID ", lid, ")") : StrCat(nic, " (", ToString(gid), ")");
+}
+
+// Throws if the two NICs can't reach each other, as far as can be known without trying.
+void CheckReachable(const NicInfo& own, const NicPairInfo& peer, std::string_view name) {
+  if (own.is_infiniband != (peer.is_infiniband != 0)) {
+    Throw(ErrorCode::kTransport, name,
+          ": one is InfiniBand, the other RoCE; choose NICs of one "
+          "network with JAXHET_VERBS_DEVICES");
+  }
+  if (own.is_infiniband) return;
+  const ibv::Gid gid{.raw = peer.gid};
+  if (IsIpv4(own.gid.gid) != IsIpv4(gid)) {
+    Throw(ErrorCode::kTransport, name,
+          ": one GID is IPv4, the other IPv6; choose alike ones with "
+          "JAXHET_VERBS_GID_INDEX");
+  }
 }
 
 }  // namespace
 
-VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost& host)
-    : VerbsConnection(nics, NumSlots(nics), std::min(chunk_bytes, kMostMessageBytes), host) {}
+NicPairInfo InfoOf(const NicInfo& nic) {
+  NicPairInfo info{};
+  nic.name.copy(info.nic.data(), info.nic.size() - 1);
+  info.gid = nic.gid.gid.raw;
+  info.mtu = static_cast<uint32_t>(nic.mtu);
+  info.lid = nic.lid;
+  info.is_infiniband = nic.is_infiniband ? 1 : 0;
+  return info;
+}
 
-VerbsConnection::VerbsConnection(Nics& nics, size_t count, size_t chunk_bytes, ConnectionHost& host)
-    : host_(host),
-      outgoing_(std::make_unique<Staging>(nics.Usable(), count, RoundUp(chunk_bytes, kPageBytes),
-                                          ibv::kAccessLocalWrite)),
-      incoming_(std::make_unique<Staging>(nics.Usable(), count, RoundUp(chunk_bytes, kPageBytes),
-                                          kPeerWrites)),
-      link_(nics.Usable(), nics.options(),
-            {.outgoing = outgoing_->slots(),
-             .incoming = incoming_->slots(),
-             .count = count,
-             .chunk_bytes = chunk_bytes},
-            host) {}
+// Sends: `depth` chunks, and a credit for each slot. Receives: a chunk and a credit for each slot.
+// A queue pair that fails leaves completions of all that was posted.
+VerbsConnection::NicPair::NicPair(std::shared_ptr<Nic> its_nic, size_t its_index,
+                                  const Options& options, uint32_t num_slots)
+    : nic(std::move(its_nic)),
+      index(its_index),
+      cq(*nic->context, static_cast<int>(kSendsPerChunk * options.depth + int64_t{3} * num_slots)),
+      qp(nic->domain, cq,
+         {.sends = kSendsPerChunk * static_cast<uint32_t>(options.depth) + num_slots,
+          .receives = 2 * num_slots},
+         nic->info.port, static_cast<uint16_t>(options.pkey_index)),
+      room(kSendsPerChunk * static_cast<uint32_t>(options.depth) + num_slots) {}
+
+VerbsConnection::Memory VerbsConnection::MakeStaging(Nics& nics, size_t chunk_bytes) {
+  const size_t depth = static_cast<size_t>(nics.options().depth) * nics.Usable().size();
+  const size_t count = std::min(depth, kMostSlots);
+  chunk_bytes = std::min(chunk_bytes, kMostMessageBytes);
+  const size_t slot_bytes = RoundUp(chunk_bytes, kPageBytes);
+  auto out = std::make_unique<Staging>(nics.Usable(), count, slot_bytes, ibv::kAccessLocalWrite);
+  auto in = std::make_unique<Staging>(nics.Usable(), count, slot_bytes, kPeerWrites);
+  const auto [outgoing, incoming] = std::pair(out->slots(), in->slots());
+  return {.device = nullptr,
+          .out = std::move(out),
+          .in = std::move(in),
+          .outgoing = outgoing,
+          .incoming = incoming,
+          .count = count,
+          .chunk_bytes = chunk_bytes};
+}
+
+VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost& host)
+    : VerbsConnection(nics.Usable(), nics.options(), MakeStaging(nics, chunk_bytes), host) {}
 
 VerbsConnection::VerbsConnection(NicList nics, const Options& options,
                                  std::shared_ptr<DeviceSlots> slots, size_t count,
                                  Direction direction, ConnectionHost& host)
-    : host_(host),
-      slots_(std::move(slots)),
-      link_(nics, options,
-            {.outgoing = direction == Direction::kOut ? slots_->slots() : SlotMemory{},
-             .incoming = direction == Direction::kIn ? slots_->slots() : SlotMemory{},
-             .count = count,
-             .chunk_bytes = slots_->slots().slot_bytes},
-            host),
-      sent_(count),
-      arrived_(count) {}
+    : VerbsConnection(nics, options,
+                      {.device = slots,
+                       .out = nullptr,
+                       .in = nullptr,
+                       .outgoing = direction == Direction::kOut ? slots->slots() : SlotMemory{},
+                       .incoming = direction == Direction::kIn ? slots->slots() : SlotMemory{},
+                       .count = count,
+                       .chunk_bytes = slots->slots().slot_bytes},
+                      host) {}
+
+VerbsConnection::VerbsConnection(NicList nics, const Options& options, Memory memory,
+                                 ConnectionHost& host)
+    : options_(options),
+      host_(host),
+      memory_(std::move(memory)),
+      headers_(nics, memory_.count, kHeaderBytes, ibv::kAccessLocalWrite),
+      arrived_headers_(nics, memory_.count, kHeaderBytes, kPeerWrites),
+      slots_(memory_.count) {
+  for (size_t i = 0; i < nics.size(); ++i) {
+    for (int64_t q = 0; q < options_.qps; ++q) {
+      nic_pairs_.emplace_back(nics[i], i, options_, static_cast<uint32_t>(slots_.size()));
+    }
+  }
+}
+
+std::string VerbsConnection::Offer() {
+  std::string offer;
+  Append(offer, OfferInfo{.magic = kOfferMagic,
+                          .num_nic_pairs = static_cast<uint32_t>(nic_pairs_.size()),
+                          .num_slots = static_cast<uint32_t>(slots_.size()),
+                          .slot_bytes = memory_.incoming.slot_bytes,
+                          .chunk_bytes = memory_.chunk_bytes,
+                          .slots = memory_.incoming.address(0),
+                          .headers = arrived_headers_.slots().address(0)});
+  for (const NicPair& pair : nic_pairs_) {
+    NicPairInfo info = InfoOf(pair.nic->info);
+    info.rkey = memory_.incoming.rkey(pair.index);
+    info.headers_rkey = arrived_headers_.slots().rkey(pair.index);
+    info.qp_num = pair.qp.number();
+    info.psn = pair.qp.psn();
+    Append(offer, info);
+  }
+  return offer;
+}
+
+void VerbsConnection::Accept(std::string_view offer) {
+  const OfferInfo info = TakeOffer(offer);
+  while (nic_pairs_.size() > info.num_nic_pairs) nic_pairs_.pop_back();
+  slots_.resize(std::min<size_t>(slots_.size(), info.num_slots));
+  memory_.chunk_bytes = std::min<size_t>(memory_.chunk_bytes, info.chunk_bytes);
+  peer_slot_bytes_ = info.slot_bytes;
+  peer_slots_address_ = info.slots;
+  peer_headers_address_ = info.headers;
+  for (NicPair& pair : nic_pairs_) SetUpNicPair(pair, Take<NicPairInfo>(offer, kOffer));
+}
+
+void VerbsConnection::SetUpNicPair(NicPair& pair, NicPairInfo peer) {
+  peer.nic.back() = '\0';
+  const NicInfo& own = pair.nic->info;
+  pair.name = StrCat(NameOf(own.name, own.gid.gid, own.lid, own.is_infiniband), " to ",
+                     NameOf(peer.nic.data(), {.raw = peer.gid}, peer.lid, peer.is_infiniband != 0));
+  CheckReachable(own, peer, pair.name);
+  pair.peer_rkey = peer.rkey;
+  pair.peer_headers_rkey = peer.headers_rkey;
+  for (size_t i = 0; i < 2 * slots_.size(); ++i) {
+    if (const int error = pair.qp.PostReceive()) ThrowCall("ibv_post_recv", own.name, error);
+  }
+  Route route = RouteOf(own, options_);
+  route.qp_num = peer.qp_num;
+  route.psn = peer.psn;
+  route.gid.raw = peer.gid;
+  route.lid = peer.lid;
+  route.mtu = std::min(own.mtu, static_cast<int>(peer.mtu));
+  pair.qp.Connect(route);
+}
+
+std::vector<Pollable*> VerbsConnection::Pollables() {
+  std::vector<Pollable*> pollables;
+  for (NicPair& pair : nic_pairs_) pollables.push_back(&pair.cq);
+  return pollables;
+}
 
 void VerbsConnection::Begin(Transfer& transfer, std::string_view /*announcement*/) {
   if (transfer.sent < transfer.send.num_bytes()) sends_.push_back(&transfer);
@@ -74,84 +199,85 @@ void VerbsConnection::OnMessage(std::span<const std::byte> /*message*/) {
 }
 
 bool VerbsConnection::Advance() {
-  link_.Poll();
-  if (link_.is_lost()) return false;
-  link_.SendCredits();
+  Poll();
+  if (is_lost_) return false;
+  SendCredits();
   for (size_t moved = 0; moved < kSliceBytes;) {
     const size_t num_bytes = Drain() + GiveBack() + Send();
     if (num_bytes == 0) break;
     moved += num_bytes;
   }
-  if (link_.HasArrivals() || CanSend() || link_.IsBusy()) return true;
-  if (!link_.Arm()) return false;
-  link_.Poll();
-  return link_.IsBusy();
+  if (!arrivals_.empty() || CanSend() || IsBusy()) return true;
+  bool is_armed = false;
+  for (NicPair& pair : nic_pairs_) is_armed |= pair.cq.Arm();
+  if (!is_armed) return false;
+  Poll();
+  return IsBusy();
 }
 
-// Takes one chunk; returns its bytes.
-size_t VerbsConnection::Drain() {
-  if (!link_.HasArrivals()) return 0;
-  const Link::Arrival arrival = link_.FirstArrival();
-  ChunkInfo info{};
-  std::memcpy(&info, link_.arrived_header(arrival.slot), sizeof info);
-  if (!CanDrain(arrival, info.ticket)) return 0;
-  Transfer& transfer = host_.Find(info.ticket);
-  Reserve(transfer, info);
-  link_.TakeArrival();
-  size_t num_bytes = info.num_bytes;
-  if (slots_ != nullptr) {
-    num_bytes += kDescriptionBytes;
-    transfer.receive.CopyIn(0, info.description);
-    arrived_[arrival.slot] = info.ticket;
-  } else {
-    transfer.receive.CopyIn(info.offset, {incoming_->slot(arrival.slot), num_bytes});
-    link_.Empty(arrival.slot);
+void VerbsConnection::Poll() {
+  for (NicPair& pair : nic_pairs_) {
+    std::span<const ibv::Wc> completions;
+    do {
+      completions = pair.cq.Poll(completions_, pair.name);
+      for (const ibv::Wc& wc : completions) OnCompletion(pair, wc);
+      if (!completions.empty()) busy_until_ = Clock::now() + kSpin;
+    } while (completions.size() == completions_.size());
   }
-  host_.Received(transfer, num_bytes);
-  return num_bytes;
 }
 
-bool VerbsConnection::CanDrain(const Link::Arrival& arrival, uint64_t ticket) {
-  if (slots_ != nullptr && ticket % link_.num_slots() != arrival.slot) {
-    Throw(ErrorCode::kTransport, "the peer sent chunk ", ticket, " in slot ", arrival.slot);
+void VerbsConnection::OnCompletion(NicPair& pair, const ibv::Wc& wc) {
+  if (is_lost_) return;
+  if (wc.status != ibv::kWcSuccess) return Fail(pair, Describe(pair.nic->context->api(), wc));
+  if (wc.wr_id == QueuePair::kReceiveId) {
+    OnImmediate(pair, UnpackImmediate(ntohl(wc.imm_data)));
+    if (const int error = pair.qp.PostReceive()) Fail(pair, ErrnoText("ibv_post_recv", error));
+    return;
   }
-  if (!host_.IsReady(ticket)) return false;
-  if (slots_ != nullptr) slots_->Flush(arrival.slot, arrival.nic);
-  return true;
+  const Immediate sent = UnpackImmediate(static_cast<uint32_t>(wc.wr_id));
+  const bool is_chunk = sent.kind == ImmediateKind::kChunk;
+  pair.room += is_chunk ? kSendsPerChunk : 1;
+  if (is_chunk) slots_.at(sent.slot).is_posted = false;
 }
 
-void VerbsConnection::Reserve(Transfer& transfer, const ChunkInfo& info) const {
-  if (info.num_bytes > link_.chunk_bytes() || (slots_ != nullptr && info.offset != 0)) {
-    Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of its slot");
+void VerbsConnection::OnImmediate(const NicPair& pair, Immediate immediate) {
+  if (immediate.slot >= slots_.size()) {
+    Throw(ErrorCode::kTransport, "there is no slot ", int{immediate.slot});
   }
-  transfer.Reserve(info.offset, info.num_bytes + (slots_ == nullptr ? 0 : kDescriptionBytes));
-}
-
-// Gives the owner's slots back: to the peer what the device has emptied, and to the device what the
-// peer has. Returns their number.
-size_t VerbsConnection::GiveBack() {
-  size_t count = 0;
-  for (size_t slot = 0; slot < sent_.size(); ++slot) {
-    const std::optional<uint64_t> arrived = arrived_[slot];
-    if (arrived && host_.IsReady(*arrived + sent_.size())) {
-      arrived_[slot].reset();
-      link_.Empty(slot);
-      ++count;
-    }
-    if (sent_[slot] != nullptr && link_.IsFree(slot)) {
-      Transfer& transfer = *std::exchange(sent_[slot], nullptr);
-      host_.Sent(transfer, transfer.send.num_bytes());
-      ++count;
-    }
+  Slot& slot = slots_[immediate.slot];
+  if (immediate.kind == ImmediateKind::kCredit) {
+    slot.is_emptied = true;
+    return;
   }
-  return count;
+  if (memory_.incoming.memory == nullptr || slot.is_filled) {
+    Throw(ErrorCode::kTransport, "slot ", int{immediate.slot}, " was filled twice");
+  }
+  slot.is_filled = true;
+  arrivals_.push_back({immediate.slot, pair.index});
 }
 
-size_t VerbsConnection::NextSlot() const {
-  return (slots_ == nullptr ? num_sent_ : sends_.front()->peer_ticket) % link_.num_slots();
+void VerbsConnection::Fail(const NicPair& pair, std::string_view reason) {
+  if (std::exchange(is_lost_, true)) return;
+  Kill();
+  host_.Lost(StrCat(pair.name, ": ", reason,
+                    ". Check link and switch, that the GIDs of both ends are in one network "
+                    "(JAXHET_VERBS_GID_INDEX), and for RoCE the flow control of its traffic "
+                    "class (JAXHET_VERBS_TRAFFIC_CLASS). Report an error of access, protection or "
+                    "length: jaxhet or its peer has made it"));
 }
 
-bool VerbsConnection::CanSend() const { return !sends_.empty() && link_.CanSend(NextSlot()); }
+void VerbsConnection::Kill() {
+  for (NicPair& pair : nic_pairs_) pair.qp.Kill();
+}
+
+VerbsConnection::NicPair* VerbsConnection::WithRoom(uint32_t num_sends) {
+  const auto best = std::ranges::max_element(nic_pairs_, {}, &NicPair::room);
+  return best->room >= num_sends ? &*best : nullptr;
+}
+
+bool VerbsConnection::CanSend() {
+  return !sends_.empty() && IsFree(slots_[NextSlot()]) && WithRoom(kSendsPerChunk) != nullptr;
+}
 
 // Sends one chunk; returns its bytes.
 size_t VerbsConnection::Send() {
@@ -160,42 +286,138 @@ size_t VerbsConnection::Send() {
   ++num_sent_;
   Transfer& transfer = *sends_.front();
   ChunkInfo info{transfer.peer_ticket, transfer.sent, 0, {}};
-  if (slots_ == nullptr) {
-    info.num_bytes = std::min(ChunkBytesOf(transfer.send.num_bytes()),
-                              transfer.send.num_bytes() - transfer.sent);
-    transfer.send.CopyOut(info.offset, {outgoing_->slot(slot), info.num_bytes});
+  const size_t total = transfer.send.num_bytes();
+  if (memory_.device == nullptr) {
+    info.num_bytes = std::min(ChunkBytesOf(total), total - transfer.sent);
+    transfer.send.CopyOut(info.offset, {memory_.out->slot(slot), info.num_bytes});
   } else {
-    info.num_bytes = transfer.send.num_bytes() - kDescriptionBytes;
+    info.num_bytes = total - kDescriptionBytes;
     transfer.send.CopyOut(0, info.description);
-    sent_[slot] = &transfer;
+    slots_[slot].sent = &transfer;
   }
-  std::memcpy(link_.header(slot), &info, sizeof info);
-  if (slots_ != nullptr || info.offset + info.num_bytes == transfer.send.num_bytes()) {
-    sends_.pop_front();
-  }
-  link_.Send(slot, info.num_bytes);
-  if (slots_ == nullptr) host_.Sent(transfer, info.num_bytes);
+  std::memcpy(headers_.slot(slot), &info, sizeof info);
+  if (memory_.device != nullptr || info.offset + info.num_bytes == total) sends_.pop_front();
+  Post(slot, info.num_bytes);
+  if (memory_.device == nullptr) host_.Sent(transfer, info.num_bytes);
   return kHeaderBytes + info.num_bytes;
 }
 
 // Size of the chunks of a message of `num_bytes`, so that every NIC pair has some.
 size_t VerbsConnection::ChunkBytesOf(size_t num_bytes) const {
-  const size_t even = RoundUp(num_bytes / link_.num_nic_pairs(), kAlignment);
-  return std::clamp(even, std::min(kLeastChunkBytes, link_.chunk_bytes()), link_.chunk_bytes());
+  const size_t even = RoundUp(num_bytes / nic_pairs_.size(), kAlignment);
+  return std::clamp(even, std::min(kLeastChunkBytes, memory_.chunk_bytes), memory_.chunk_bytes);
+}
+
+void VerbsConnection::Post(size_t index, size_t num_bytes) {
+  slots_[index].is_posted = true;
+  slots_[index].is_emptied = false;
+  NicPair* const pair = WithRoom(kSendsPerChunk);
+  pair->room -= kSendsPerChunk;
+  const Write header{.from = headers_.slots().address(index),
+                     .lkey = headers_.slots().lkey(pair->index),
+                     .num_bytes = kHeaderBytes,
+                     .to = peer_headers_address_ + index * kHeaderBytes,
+                     .rkey = pair->peer_headers_rkey};
+  const Write bytes{.from = memory_.outgoing.address(index),
+                    .lkey = memory_.outgoing.lkey(pair->index),
+                    .num_bytes = static_cast<uint32_t>(num_bytes),
+                    .to = peer_slots_address_ + index * peer_slot_bytes_,
+                    .rkey = pair->peer_rkey};
+  int error = pair->qp.PostWrite(header);
+  if (error == 0) {
+    error = pair->qp.PostWrite(bytes, {ImmediateKind::kChunk, static_cast<uint8_t>(index)});
+  }
+  if (error != 0) Fail(*pair, ErrnoText("ibv_post_send", error));
+}
+
+// Takes one chunk; returns its bytes.
+size_t VerbsConnection::Drain() {
+  if (arrivals_.empty()) return 0;
+  const auto [slot, nic] = arrivals_.front();
+  DeviceSlots* const device = memory_.device.get();
+  ChunkInfo info{};
+  std::memcpy(&info, arrived_headers_.slot(slot), sizeof info);
+  if (device != nullptr && info.ticket % slots_.size() != slot) {
+    Throw(ErrorCode::kTransport, "the peer sent chunk ", info.ticket, " in slot ", slot);
+  }
+  if (!host_.IsReady(info.ticket)) return 0;
+  if (device != nullptr) device->Flush(slot, nic);
+  if (info.num_bytes > memory_.chunk_bytes || (device != nullptr && info.offset != 0)) {
+    Throw(ErrorCode::kTransport, "a chunk's bytes lie outside of its slot");
+  }
+  Transfer& transfer = host_.Find(info.ticket);
+  const size_t num_bytes = info.num_bytes + (device == nullptr ? 0 : kDescriptionBytes);
+  transfer.Reserve(info.offset, num_bytes);
+  arrivals_.pop_front();
+  if (device != nullptr) {
+    transfer.receive.CopyIn(0, info.description);
+    slots_[slot].arrived = info.ticket;
+  } else {
+    transfer.receive.CopyIn(info.offset, {memory_.in->slot(slot), num_bytes});
+    Empty(slot);
+  }
+  host_.Received(transfer, num_bytes);
+  return num_bytes;
+}
+
+// Gives the owner's slots back: to the peer what the device has emptied, and to the device what the
+// peer has. Returns their number.
+size_t VerbsConnection::GiveBack() {
+  if (memory_.device == nullptr) return 0;
+  size_t count = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.arrived && host_.IsReady(*slot.arrived + slots_.size())) {
+      slot.arrived.reset();
+      Empty(i);
+      ++count;
+    }
+    if (slot.sent != nullptr && IsFree(slot)) {
+      Transfer& transfer = *std::exchange(slot.sent, nullptr);
+      host_.Sent(transfer, transfer.send.num_bytes());
+      ++count;
+    }
+  }
+  return count;
+}
+
+void VerbsConnection::Empty(size_t slot) {
+  slots_[slot].is_filled = false;
+  credits_due_.push_back(static_cast<uint8_t>(slot));
+  SendCredits();
+}
+
+void VerbsConnection::SendCredits() {
+  for (; !credits_due_.empty(); credits_due_.pop_front()) {
+    NicPair* const pair = WithRoom(1);
+    if (pair == nullptr) return;
+    --pair->room;
+    const Write nothing{.to = peer_headers_address_, .rkey = pair->peer_headers_rkey};
+    const int error = pair->qp.PostWrite(nothing, {ImmediateKind::kCredit, credits_due_.front()});
+    if (error != 0) return Fail(*pair, ErrnoText("ibv_post_send", error));
+  }
+}
+
+// Polls until `is_over`, but for kProofTimeout at most.
+template <typename IsOver>
+bool VerbsConnection::PollUntil(IsOver is_over) {
+  const auto limit = Clock::now() + kProofTimeout;
+  while (!is_over() && !is_lost_ && Clock::now() < limit) Poll();
+  return is_over();
 }
 
 void VerbsConnection::SendProof(size_t num_bytes) {
-  link_.Send(0, num_bytes);
-  if (PollUntil(link_, [this] { return link_.IsSent(0); })) return;
+  Post(0, num_bytes);
+  if (PollUntil([this] { return !slots_[0].is_posted; })) return;
   Throw(ErrorCode::kTransport, "the peer's NIC has not answered");
 }
 
 bool VerbsConnection::AwaitProof() {
-  if (!PollUntil(link_, [this] { return link_.HasArrivals(); })) return false;
-  const Link::Arrival arrival = link_.FirstArrival();
-  link_.TakeArrival();
-  slots_->Flush(arrival.slot, arrival.nic);
-  return arrival.slot == 0;
+  if (!PollUntil([this] { return !arrivals_.empty(); })) return false;
+  const auto [slot, nic] = arrivals_.front();
+  arrivals_.pop_front();
+  memory_.device->Flush(slot, nic);
+  return slot == 0;
 }
 
 }  // namespace jaxhet::verbs
