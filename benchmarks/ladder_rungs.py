@@ -50,7 +50,7 @@ class Rung:
             return {}
         variables = {"JAXHET_TRANSPORTS": self.transport}
         if self.transport == "verbs" and not has_rdma_nic():
-            variables |= softverbs("copy cuda" if platform == "cuda" else "")
+            variables |= softverbs("cuda" if platform == "cuda" else "")
             folders = (variables["LD_LIBRARY_PATH"], os.environ.get("LD_LIBRARY_PATH"))
             variables["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
         return variables

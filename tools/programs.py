@@ -25,16 +25,16 @@ def results_of(printed: str) -> list[tuple[str, str]]:
     return re.findall(pattern, printed, re.MULTILINE)
 
 
-def softverbs(commands: str = "") -> dict[str, str]:
-    """Environment in which a process finds the software libibverbs, with its settings.
+def softverbs(copy: str = "") -> dict[str, str]:
+    """Environment in which a process finds the software libibverbs.
 
     Args:
-      commands: See tests/softverbs/library/control.h.
+      copy: Vendor whose first device copies the memory; by default the host does.
     """
     _make("softverbs")
     return {
         "LD_LIBRARY_PATH": str(_BUILD / "tests" / "softverbs"),
-        "SOFTVERBS_COMMANDS": commands,
+        "SOFTVERBS_COPY": copy,
     }
 
 

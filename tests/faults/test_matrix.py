@@ -180,7 +180,7 @@ def _run(case: Case, folder: pathlib.Path, env: Mapping[str, str], on_gpus: bool
     if case.transport:
         env = {**env, "JAXHET_TRANSPORTS": case.transport}
     if case.transport == "verbs":
-        env = {**env, **softverbs("copy cuda")}
+        env = {**env, **softverbs("cuda")}
     job = WatchedJob(command, islands=2, grace_s=END_WITHIN_S, env=env)
     try:
         pid = int(job.wait_for(rf"@ fault {case.moment} (\d+)", FAILED, START_WITHIN_S)[1])

@@ -76,7 +76,7 @@ def job(case: Case) -> Iterator[Job]:
         # NCCL's set-up, inside a program, waits in the driver for all work on the GPU, exchanges
         # included. A software NIC that reached GPU memory would need the driver to move bytes.
         reaches_gpus = case.platform == "cuda" and case.shape.devices == 1
-        env |= softverbs("copy cuda" if reaches_gpus else "")
+        env |= softverbs("cuda" if reaches_gpus else "")
     job = island_job(case.shape, WORKER, env)
     yield job
     job.close()

@@ -10,7 +10,7 @@ from tools.programs import build, results_of
 
 _ENV = {
     "TEST_VENDOR": "cuda",
-    "SOFTVERBS_COMMANDS": "copy cuda",
+    "SOFTVERBS_COPY": "cuda",
     # Ranks of one process share GPUs: with the usual 8 a stream may wait behind another rank's.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
 }

@@ -31,6 +31,9 @@ constexpr uint32_t kNumRuns = 168;
 #else
 constexpr uint32_t kNumRuns = 1'092;
 #endif
+using softverbs::Fault;
+using softverbs::FaultKind;
+using softverbs::kAll;
 using std::chrono::milliseconds;
 
 constexpr int64_t kDeadlineMs = 20'000;
@@ -53,61 +56,76 @@ struct Chance {
   }
 };
 
-// A fault on one send request: `what` with random numbers.
-using Order = std::string (*)(Chance& chance);
-
+// A row of the table: a fault on send requests or calls, or a command that changes the hardware at
+// once and is not counted.
 struct FaultRow {
   const char* name;
-  Order order;
-  bool is_state = false;  // the command changes the hardware at once, and is not counted
+  Fault (*fault)(Chance& chance) = nullptr;
+  void (*command)(Chance& chance) = nullptr;
 };
 
-const char* AnyDevice(Chance& chance) { return chance.Half() ? "soft0" : "soft1"; }
+template <int kStatus>
+Fault Failure(Chance& /*chance*/) {
+  return {.number = kStatus};
+}
+
+milliseconds UpTo20(Chance& chance) { return milliseconds(chance.Below(20)); }
 
 constexpr std::array kFaults = {
-    FaultRow{"RETRY_EXC", [](Chance&) { return StrCat("error status=", ibv::kWcRetryExcErr); }},
-    FaultRow{"RNR_RETRY_EXC",
-             [](Chance&) { return StrCat("error status=", ibv::kWcRnrRetryExcErr); }},
-    FaultRow{"WR_FLUSH", [](Chance&) { return std::string("flush"); }},
-    FaultRow{"peer's WR_FLUSH", [](Chance&) { return std::string("peer_flush"); }},
+    FaultRow{"RETRY_EXC", Failure<ibv::kWcRetryExcErr>},
+    FaultRow{"RNR_RETRY_EXC", Failure<ibv::kWcRnrRetryExcErr>},
+    FaultRow{"WR_FLUSH", [](Chance&) -> Fault { return {.kind = FaultKind::kFlush}; }},
+    FaultRow{"peer's WR_FLUSH", [](Chance&) -> Fault { return {.kind = FaultKind::kPeerFlush}; }},
     FaultRow{"lost acknowledgement",
-             [](Chance&) { return StrCat("error bytes=all status=", ibv::kWcRetryExcErr); }},
+             [](Chance&) -> Fault { return {.number = ibv::kWcRetryExcErr, .num_bytes = kAll}; }},
     FaultRow{"partial write",
-             [](Chance& chance) {
-               return StrCat("error status=", ibv::kWcRetryExcErr,
-                             " bytes=", 1 + chance.Below(100'000));
+             [](Chance& chance) -> Fault {
+               return {.number = ibv::kWcRetryExcErr, .num_bytes = 1 + chance.Below(100'000)};
              }},
-    FaultRow{"late packets",
-             [](Chance& chance) { return StrCat("ghost us=", chance.Below(20'000)); }},
-    FaultRow{"delay", [](Chance& chance) { return StrCat("delay us=", chance.Below(20'000)); }},
-    FaultRow{"reordered QPs",
+    FaultRow{"late requests",
+             [](Chance& chance) -> Fault {
+               return {.kind = FaultKind::kGhost, .delay = UpTo20(chance)};
+             }},
+    FaultRow{"delay",
+             [](Chance& chance) -> Fault {
+               return {.kind = FaultKind::kDelay, .delay = UpTo20(chance)};
+             }},
+    FaultRow{"reordered QPs", nullptr,
              [](Chance& chance) {
-               return StrCat("jitter ", 1 + chance.Below(500), " seed=", 1 + chance.Below(1'000));
-             },
-             true},
-    FaultRow{"REM_ACCESS", [](Chance&) { return StrCat("error status=", ibv::kWcRemAccessErr); }},
-    FaultRow{"port down",
-             [](Chance& chance) { return StrCat("port ", AnyDevice(chance), " 1 down"); }, true},
-    FaultRow{"port flaps",
+               const std::chrono::microseconds most(1 + chance.Below(500));
+               Softverbs().SetJitter(most, static_cast<uint32_t>(1 + chance.Below(1'000)));
+             }},
+    FaultRow{"REM_ACCESS", Failure<ibv::kWcRemAccessErr>},
+    FaultRow{"port down", nullptr,
+             [](Chance& chance) { Softverbs().SetPort(chance.Below(2), false); }},
+    FaultRow{"port flaps", nullptr,
              [](Chance& chance) {
-               const char* const device = AnyDevice(chance);
-               return StrCat("port ", device, " 1 down; port ", device, " 1 up");
-             },
-             true},
-    FaultRow{"GID removed",
-             [](Chance& chance) { return StrCat("gid ", AnyDevice(chance), " 1 3 remove"); }, true},
+               const size_t device = chance.Below(2);
+               Softverbs().SetPort(device, false);
+               Softverbs().SetPort(device, true);
+             }},
+    FaultRow{"GID removed", nullptr,
+             [](Chance& chance) { Softverbs().SetGid(chance.Below(2), false); }},
     FaultRow{"refused call",
-             [](Chance& chance) {
+             [](Chance& chance) -> Fault {
                // Half of the calls move data.
                constexpr std::array kCalls = {"ibv_reg_mr",    "ibv_create_qp", "ibv_modify_qp",
                                               "ibv_create_cq", "ibv_post_send", "ibv_post_recv",
                                               "ibv_post_send", "ibv_post_recv"};
                constexpr std::array kErrors = {12 /*ENOMEM*/, 22 /*EINVAL*/, 110 /*ETIMEDOUT*/};
-               return StrCat("call ", chance.Of(kCalls), " errno=", chance.Of(kErrors));
+               return {.kind = FaultKind::kCall,
+                       .number = chance.Of(kErrors),
+                       .call = chance.Of(kCalls)};
              }},
 };
-constexpr std::string_view kAllIsWell =
-    "clear; jitter 0; port soft0 1 up; port soft1 1 up; gid soft0 1 3 add; gid soft1 1 3 add";
+
+void RepairAll() {
+  Softverbs().Clear();
+  for (const size_t device : {0, 1}) {
+    Softverbs().SetPort(device, true);
+    Softverbs().SetGid(device, true);
+  }
+}
 
 // Outcomes of the runs of one cell of the table.
 struct Cell {
@@ -125,28 +143,26 @@ class FaultRun {
       : chance_{std::mt19937(seed)}, fault_(fault), phase_(phase) {}
 
   void Execute(Cell& cell) {
-    command_ = fault_.order(chance_);
     const WorldOptions options = ChooseOptions();
-    const uint64_t struck_before = Softverbs::Get().num_faults_fired();
+    const uint64_t struck_before = Softverbs().num_faults_fired();
     if (phase_ == kConnect) Strike(0);
     {
       World world(options);
       MoveBytes(world);
     }
     ++cell.runs;
-    if (is_on_ || Softverbs::Get().num_faults_fired() > struck_before) ++cell.struck;
+    if (is_on_ || Softverbs().num_faults_fired() > struck_before) ++cell.struck;
     if (!worst_) {
       ++cell.completed;
     } else {
       ++(worst_ == ErrorCode::kPeer ? cell.peer_errors : cell.transport_errors);
     }
-    Softverbs::Get().Command(kAllIsWell);
+    RepairAll();
   }
 
   const std::string& problems() const { return problems_; }
   std::string ToString() const {
-    return StrCat(fault_.name, " in phase ", kPhaseNames.at(phase_), ": ", command_, "; ",
-                  num_bytes_, " bytes");
+    return StrCat(fault_.name, " in phase ", kPhaseNames.at(phase_), ": ", num_bytes_, " bytes");
   }
 
  private:
@@ -167,9 +183,9 @@ class FaultRun {
   }
 
   void MoveBytes(World& world) {
-    const uint64_t before = Softverbs::Get().num_requests();
+    const uint64_t before = Softverbs().num_requests();
     Gather(world);
-    const uint64_t num_requests = Softverbs::Get().num_requests() - before;
+    const uint64_t num_requests = Softverbs().num_requests() - before;
     switch (phase_) {
       case kConnect:
         break;
@@ -189,18 +205,18 @@ class FaultRun {
     }
     Gather(world);
     if (phase_ == kClose) return;
-    if (!fault_.is_state) Softverbs::Get().Command("clear");
+    if (fault_.fault != nullptr) Softverbs().Clear();
     Gather(world);
   }
 
   // The fault strikes after `after` more send requests, or at once.
   void Strike(uint64_t after) {
-    if (!fault_.is_state) {
-      const uint64_t count = 1 + chance_.Below(3);
-      command_ += StrCat(" after=", after, " count=", count);
-    }
-    is_on_ = fault_.is_state;
-    Softverbs::Get().Command(command_);
+    is_on_ = fault_.command != nullptr;
+    if (is_on_) return fault_.command(chance_);
+    Fault fault = fault_.fault(chance_);
+    fault.after = after;
+    fault.count = 1 + chance_.Below(3);
+    Softverbs().Add(fault);
   }
 
   void Gather(World& world) {
@@ -230,7 +246,6 @@ class FaultRun {
   Chance chance_;
   const FaultRow& fault_;
   const Phase phase_;
-  std::string command_;
   size_t num_bytes_ = 0;
   int64_t run_id_ = 1;
   bool is_on_ = false;
@@ -290,8 +305,8 @@ TEST(FaultMatrixTest, EveryFaultInEveryPhase) {
   const char* const given = std::getenv("FAULT_MATRIX_SEED");
   const auto first_seed = static_cast<uint32_t>(given == nullptr ? 1 : std::stoul(given));
   std::fprintf(stderr, "%u runs, seeds from %u (FAULT_MATRIX_SEED)\n", kNumRuns, first_seed);
-  Softverbs::Get().Command("retry 500");
-  const std::string objects = Softverbs::Get().Objects();
+  Softverbs().SetRetryInterval(std::chrono::microseconds(500));
+  const int64_t objects = Softverbs().num_objects();
   Table table{};
   for (uint32_t i = 0; i < kNumRuns; ++i) {
     const size_t row = i / kNumPhases % kFaults.size();
@@ -310,7 +325,7 @@ TEST(FaultMatrixTest, EveryFaultInEveryPhase) {
                   << log;
   }
   Print(table);
-  EXPECT_EQ(Softverbs::Get().Objects(), objects);
+  EXPECT_EQ(Softverbs().num_objects(), objects);
   if (kNumRuns < 1'000) return;  // chance may have left a cell empty
   for (size_t row = 0; row < kFaults.size(); ++row) {
     for (size_t phase = 0; phase < kNumPhases; ++phase) {

@@ -15,6 +15,8 @@
 namespace jaxhet::testing {
 namespace {
 
+using softverbs::FaultKind;
+using softverbs::kAll;
 using ::testing::HasSubstr;
 
 constexpr size_t kNumSlots = 4;
@@ -30,7 +32,8 @@ std::string WhyPinned() {
 TEST(VerbsChannelTest, MemoryIsRegisteredAsDmaBuf) { EXPECT_EQ(WhyPinned(), ""); }
 
 TEST(VerbsChannelTest, PinnedMemoryIsNextBest) {
-  const FaultScope fault(StrCat("call ibv_reg_dmabuf_mr errno=", EOPNOTSUPP, " count=all"));
+  const FaultScope fault(
+      {.kind = FaultKind::kCall, .number = EOPNOTSUPP, .count = kAll, .call = "ibv_reg_dmabuf_mr"});
   EXPECT_THAT(WhyPinned(), HasSubstr("ibv_reg_dmabuf_mr of "));
 }
 
@@ -38,8 +41,8 @@ constexpr const char* kStale = "host:0 (this host's memory) does not see what so
 
 // Some kernels register a dma-buf and lose writes to it.
 TEST(VerbsChannelTest, MemoryThatLosesDataIsNotUsed) {
-  for (const char* const damage : {"lose", "garble"}) {
-    const FaultScope fault(StrCat(damage, " memory=dmabuf count=all"));
+  for (const FaultKind damage : {FaultKind::kLose, FaultKind::kGarble}) {
+    const FaultScope fault({.kind = damage, .count = kAll, .only_dmabuf = true});
     EXPECT_THAT(WhyPinned(), HasSubstr(kStale));
   }
 }
@@ -47,7 +50,7 @@ TEST(VerbsChannelTest, MemoryThatLosesDataIsNotUsed) {
 // The first copy is right, and the second one, which would overwrite what the device has read, is
 // lost.
 TEST(VerbsChannelTest, MemoryThatKeepsOlderBytesIsNotUsed) {
-  const FaultScope fault("lose after=1 count=all");
+  const FaultScope fault({.kind = FaultKind::kLose, .after = 1, .count = kAll});
   EXPECT_THAT(WhyPinned(), HasSubstr(kStale));
 }
 
@@ -103,13 +106,14 @@ TEST(VerbsChannelTest, NothingIsSentAfterTheCut) {
   };
   Send(channel, 1);
   EXPECT_TRUE(IsWithin(kLong, [&] { return has_arrived(0); }));
-  const FaultScope fault("delay us=50000 count=all");
-  const uint64_t before = Softverbs::Get().num_requests();
+  const FaultScope fault(
+      {.kind = FaultKind::kDelay, .count = kAll, .delay = std::chrono::milliseconds(50)});
+  const uint64_t before = Softverbs().num_requests();
   Send(channel, 2);
-  EXPECT_TRUE(IsWithin(kLong, [&] { return Softverbs::Get().num_requests() > before; }));
+  EXPECT_TRUE(IsWithin(kLong, [&] { return Softverbs().num_requests() > before; }));
   channel.source->Cut();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  EXPECT_EQ(Softverbs::Get().num_requests(), before + 1);  // one of two requests; the other waits
+  EXPECT_EQ(Softverbs().num_requests(), before + 1);  // one of two requests; the other waits
   EXPECT_FALSE(has_arrived(1));
 }
 
@@ -123,7 +127,7 @@ TEST(VerbsChannelTest, QueuePairThatFailsIsAnError) {
   Side zero(0, SwapPairs(), kSlotBytes);
   Side one(1, SwapPairs(), kSlotBytes);
   DeviceWorld world(VerbsOptions());
-  const FaultScope fault("error status=12 count=all");
+  const FaultScope fault({.kind = FaultKind::kError, .number = 12, .count = kAll});
   zero.Start(world);
   one.Start(world);
   const auto error = world.engine(0).WaitFailure(kLong);

@@ -15,6 +15,9 @@
 namespace jaxhet::testing {
 namespace {
 
+using softverbs::Fault;
+using softverbs::FaultKind;
+using softverbs::kAll;
 using ::testing::HasSubstr;
 
 class VerbsWorld {
@@ -46,7 +49,7 @@ constexpr size_t kManyBytes = (size_t{5} << 20) + 3;
 
 TEST(VerbsFailureTest, NamesTheStatus) {
   VerbsWorld world;
-  const FaultScope scope("error status=12 count=all");
+  const FaultScope scope({.kind = FaultKind::kError, .number = 12, .count = kAll});
   const auto errors = world.Gather(kManyBytes);
   for (const auto& error : errors) {
     ASSERT_TRUE(error && error->code() == ErrorCode::kPeer);
@@ -58,18 +61,22 @@ TEST(VerbsFailureTest, NamesTheStatus) {
   }
 }
 
-std::string RefusalOf(const std::string& command) {
-  const FaultScope scope(command);
+Fault Refused(std::string_view call, int error_number) {
+  return {.kind = FaultKind::kCall, .number = error_number, .count = kAll, .call = call};
+}
+
+std::string RefusalOf(const Fault& fault) {
+  const FaultScope scope(fault);
   return ThrownText([] { verbs::Nics(NicOptions()).Usable(); });
 }
 
 TEST(VerbsFailureTest, SaysWhatToDoWhenSetUpFails) {
   EXPECT_THAT(
-      RefusalOf("call ibv_get_device_list errno=38"),
+      RefusalOf(Refused("ibv_get_device_list", 38)),
       HasSubstr("ibv_get_device_list: Function not implemented (38). There is no RDMA NIC"));
-  EXPECT_THAT(RefusalOf("call ibv_open_device errno=13 count=all"),
+  EXPECT_THAT(RefusalOf(Refused("ibv_open_device", 13)),
               HasSubstr("soft0: ibv_open_device on soft0: Permission denied (13)"));
-  const FaultScope scope("call ibv_reg_mr errno=12 count=all");
+  const FaultScope scope(Refused("ibv_reg_mr", 12));
   World world({.transports = {"verbs", "socket"}});
   const auto refusals = world.engine(0).Read(
       [](const ProgressEngine& progress) { return progress.peers().Of(1).refusals; });
@@ -78,16 +85,16 @@ TEST(VerbsFailureTest, SaysWhatToDoWhenSetUpFails) {
 }
 
 TEST(VerbsFailureTest, VerbsCyclesLeaveNothingBehind) {
-  const std::string objects = Softverbs::Get().Objects();
+  const int64_t objects = Softverbs().num_objects();
   const int32_t fds = CountFds();
   for (int i = 0; i < 100; ++i) {
     VerbsWorld world;
     if (i % 10 == 1) world.ExpectGathers(kManyBytes / 50);
     if (i % 25 != 2) continue;
-    const FaultScope scope("error status=12");
+    const FaultScope scope({.kind = FaultKind::kError, .number = 12});
     EXPECT_TRUE(world.Gather(kManyBytes / 50)[0]);
   }
-  EXPECT_EQ(Softverbs::Get().Objects(), objects);
+  EXPECT_EQ(Softverbs().num_objects(), objects);
   EXPECT_EQ(CountFds(), fds);
 }
 

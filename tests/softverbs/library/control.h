@@ -1,36 +1,68 @@
 #ifndef TESTS_SOFTVERBS_LIBRARY_CONTROL_H_
 #define TESTS_SOFTVERBS_LIBRARY_CONTROL_H_
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string_view>
 
-// Control interface of this libibverbs. Commands are lines of words, separated by ";":
-//
-//   device NAME [ports=1] [mtu=5] [link=infiniband]    instead of soft0 and soft1
-//   port DEVICE PORT up|down
-//   gid DEVICE PORT INDEX add|remove
-//   break QPN                                          the QP fails, as hardware does
-//   copy VENDOR                                        by its first device (cuda, hip, host)
-//   retry US                                           pause after a packet that is lost
-//   jitter US [seed=1]                                 requests begin up to US later, each its own
-//   error status=WC [bytes=N|all] [us=N] [WHERE] [WHEN]   this and the next two: see FaultKind
-//   ghost|delay|flush|peer_flush [us=N] [WHERE] [WHEN]
-//   lose|garble [memory=dmabuf] [device=NAME] [WHEN]
-//   call NAME errno=N [device=NAME] [WHEN]             the entry point NAME fails
-//   clear                                              forgets the faults
-//   release                                            ends all pauses and delays
-//   all COMMAND                                        in every process of the fabric
-//
-// WHERE: device=NAME port=N qpn=N opcode=N; WHEN: after=0 count=1|all, counted in matches.
-// Numbers are verbs' own. Processes read SOFTVERBS_COMMANDS when they start.
-extern "C" {
-// Returns 0, or another number with the error of `text` in `problem`.
-int softverbs_command(const char* text, char* problem, size_t size);
-// "objects": those of this process that are open; "faults", "requests": how many have struck, or
-// begun, so far; "qps": the numbers of the QPs. The length; `text` gets as much as there is room
-// for.
-size_t softverbs_query(const char* what, char* text, size_t size);
-// How memory is copied that the NIC can't (a GPU's); nullptr: as the host's.
-void softverbs_set_copy(void (*copy)(void* to, const void* from, size_t num_bytes));
-}
+namespace jaxhet::softverbs {
+
+enum class FaultKind : uint8_t {
+  kError,      // a send request fails with `number`, after `num_bytes` of it were executed
+  kGhost,      // it fails with RETRY_EXC; it and all behind it are executed `delay` later
+  kDelay,      // it begins `delay` later
+  kFlush,      // the QP breaks: all its requests are flushed
+  kPeerFlush,  // the other end's QP breaks
+  kLose,       // a write to memory never arrives, without an error
+  kGarble,     // it arrives with a wrong byte
+  kCall,       // the entry point `call` fails with `number`
+};
+
+inline constexpr uint64_t kAll = std::numeric_limits<uint64_t>::max();
+
+// Strikes at the matches `after` <= i < `after` + `count`.
+struct Fault {
+  FaultKind kind = FaultKind::kError;
+  int number = 0;  // status of a completion, or errno of a call
+  uint64_t after = 0;
+  uint64_t count = 1;
+  uint64_t num_bytes = 0;
+  std::chrono::microseconds delay{0};
+  bool only_dmabuf = false;
+  std::string_view call = {};
+
+  uint64_t matches = 0;
+};
+
+// Control of the NICs of a process: soft0 and soft1. Functions may be called on any thread.
+class Control {
+ public:
+  virtual void Add(const Fault& fault) = 0;
+  // Forgets the faults, and the jitter.
+  virtual void Clear() = 0;
+  virtual void SetPort(size_t device, bool is_up) = 0;
+  // Adds or removes the GID that the product chooses.
+  virtual void SetGid(size_t device, bool is_there) = 0;
+  // Requests begin up to `most` later, each its own.
+  virtual void SetJitter(std::chrono::microseconds most, uint32_t seed) = 0;
+  // Pause after a request that is lost.
+  virtual void SetRetryInterval(std::chrono::microseconds interval) = 0;
+  // Objects that are open.
+  virtual int64_t num_objects() = 0;
+  virtual uint64_t num_faults_fired() = 0;
+  // Send requests that have begun.
+  virtual uint64_t num_requests() = 0;
+
+ protected:
+  ~Control() = default;
+};
+
+}  // namespace jaxhet::softverbs
+
+// Variables of the environment: SOFTVERBS_FABRIC, processes of one name reach each other;
+// SOFTVERBS_COPY, a vendor whose first device copies all memory, its own too.
+extern "C" jaxhet::softverbs::Control* softverbs_control();
 
 #endif  // TESTS_SOFTVERBS_LIBRARY_CONTROL_H_

@@ -14,13 +14,12 @@
 namespace jaxhet::softverbs {
 namespace {
 
+constexpr int kMaxCqe = 1 << 15;
+
 // The errno that a fault wants `call` to fail with, or 0.
-int Refusal(Nic& nic, std::string_view call, const ibv::Context* context = nullptr) {
-  Site site;
-  site.call = call;
-  if (context != nullptr) site.device = context->device->name.data();
-  const Fault* const fault = nic.faults().Take(FaultKind::kCall, FaultKind::kCall, site);
-  return fault == nullptr ? 0 : fault->error_number;
+int Refusal(Nic& nic, std::string_view call) {
+  const Fault* const fault = nic.Take(FaultKind::kCall, FaultKind::kCall, call);
+  return fault == nullptr ? 0 : fault->number;
 }
 
 std::nullptr_t Null(int error_number) {
@@ -28,56 +27,48 @@ std::nullptr_t Null(int error_number) {
   return nullptr;
 }
 
-const PortModel* PortOf(ibv::Context* context, uint32_t port) {
-  return static_cast<Context*>(context)->model->FindPort(static_cast<int>(port));
+const Device& DeviceOf(const ibv::Context* context) {
+  return *static_cast<const Device*>(context->device);
 }
-
-Context& ToContext(ibv::Context* context) { return *static_cast<Context*>(context); }
 
 int PollCq(ibv::Cq* cq, int num_entries, ibv::Wc* wc) {
   if (num_entries < 0) return -1;
   return static_cast<Cq*>(cq)->Poll({wc, static_cast<size_t>(num_entries)});
 }
 
-int RequestNotify(ibv::Cq* cq, int only_solicited) {
-  static_cast<Cq*>(cq)->Arm(only_solicited != 0);
+int RequestNotify(ibv::Cq* cq, int /*only_solicited*/) {
+  static_cast<Cq*>(cq)->Arm();
   return 0;
 }
 
 int PostSend(ibv::Qp* qp, ibv::SendWr* wr, ibv::SendWr** bad_wr) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  for (; wr != nullptr; wr = wr->next) {
-    int error = Refusal(nic, "ibv_post_send", qp->context);
-    if (error == 0) error = nic.PostSend(*static_cast<Qp*>(qp), *wr);
-    if (error != 0) return *bad_wr = wr, error;
-  }
-  return 0;
+  *bad_wr = wr;
+  if (const int error = Refusal(nic, "ibv_post_send")) return error;
+  return wr->next == nullptr ? nic.PostSend(*static_cast<Qp*>(qp), *wr) : EINVAL;
 }
 
 int PostReceive(ibv::Qp* qp, ibv::RecvWr* wr, ibv::RecvWr** bad_wr) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  for (; wr != nullptr; wr = wr->next) {
-    int error = Refusal(nic, "ibv_post_recv", qp->context);
-    if (error == 0) error = nic.PostReceive(*static_cast<Qp*>(qp), *wr);
-    if (error != 0) return *bad_wr = wr, error;
-  }
-  return 0;
+  *bad_wr = wr;
+  if (const int error = Refusal(nic, "ibv_post_recv")) return error;
+  return wr->next == nullptr ? nic.PostReceive(*static_cast<Qp*>(qp), *wr) : EINVAL;
 }
 
 bool IsAccessGood(int access) {
   return (access & ibv::kAccessRemoteWrite) == 0 || (access & ibv::kAccessLocalWrite) != 0;
 }
 
-ibv::Mr* Register(ibv::Pd* pd, void* address, size_t num_bytes, uint64_t iova, int access) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  const int error = Refusal(nic, "ibv_reg_mr", pd->context);
-  if (error != 0) return Null(error);
-  if (address == nullptr || num_bytes == 0) return Null(EFAULT);
-  if (!IsAccessGood(access)) return Null(EINVAL);
-  return nic.memory().Register(*static_cast<Pd*>(pd), address, num_bytes, iova, access);
+// Destroys an object that no other uses; returns an errno.
+template <typename T, typename Base>
+int Destroy(Base* base) {
+  const auto lock = Nic::Get().Lock();
+  auto* const object = static_cast<T*>(base);
+  if (object->is_used()) return EBUSY;
+  delete object;
+  return 0;
 }
 
 }  // namespace
@@ -100,9 +91,9 @@ ENTRY(get_device_list, ibv::Device**, ibv_get_device_list, int* num_devices) {
   const auto lock = nic.Lock();
   if (num_devices != nullptr) *num_devices = 0;
   if (const int error = Refusal(nic, "ibv_get_device_list")) return Null(error);
-  const auto& devices = nic.fabric().Devices();
+  auto& devices = nic.devices();
   auto* const list = new ibv::Device*[devices.size() + 1]();
-  std::ranges::transform(devices, list, [](const auto& device) { return device.get(); });
+  std::ranges::transform(devices, list, [](Device& device) { return &device; });
   if (num_devices != nullptr) *num_devices = static_cast<int>(devices.size());
   return list;
 }
@@ -117,7 +108,7 @@ ENTRY(open_device, ibv::Context*, ibv_open_device, ibv::Device* device) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
   if (const int error = Refusal(nic, "ibv_open_device")) return Null(error);
-  Context* const context = nic.Open(*static_cast<DeviceModel*>(device));
+  Context* const context = nic.Open(*static_cast<Device*>(device));
   context->ops.poll_cq = PollCq;
   context->ops.req_notify_cq = RequestNotify;
   context->ops.post_send = PostSend;
@@ -128,22 +119,21 @@ ENTRY(open_device, ibv::Context*, ibv_open_device, ibv::Device* device) {
 ENTRY(close_device, int, ibv_close_device, ibv::Context* context) {
   Nic& nic = Nic::Get();
   auto lock = nic.Lock();
-  return nic.Close(&ToContext(context), lock);
+  return nic.Close(static_cast<Context*>(context), lock);
 }
 
 ENTRY(query_port, int, ibv_query_port, ibv::Context* context, uint8_t number, ibv::PortAttr* attr) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_query_port", context)) return error;
-  const PortModel* const port = PortOf(context, number);
-  if (port == nullptr) return EINVAL;
-  *attr = {.state = port->is_up ? ibv::kPortActive : ibv::kPortDown,
+  if (const int error = Refusal(nic, "ibv_query_port")) return error;
+  if (number != 1) return EINVAL;
+  const Device& device = DeviceOf(context);
+  *attr = {.state = device.is_up ? ibv::kPortActive : ibv::kPortDown,
            .max_mtu = ibv::kMtu4096,
-           .active_mtu = port->mtu,
-           .gid_tbl_len = static_cast<int>(port->gids.size()),
+           .active_mtu = ibv::kMtu4096,
+           .gid_tbl_len = static_cast<int>(device.gids.size()),
            .pkey_tbl_len = 1,
-           .lid = port->lid,
-           .link_layer = port->link_layer};
+           .link_layer = ibv::kLinkLayerEthernet};
   return 0;
 }
 
@@ -151,17 +141,16 @@ ENTRY(query_gid_ex, int, _ibv_query_gid_ex, ibv::Context* context, uint32_t numb
       ibv::GidEntry* entry, uint32_t flags, size_t size) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_query_gid", context)) return error;
-  const PortModel* const port = PortOf(context, number);
-  if (port == nullptr || flags != 0 || size != sizeof *entry) return EINVAL;
-  const GidRow* const row = port->FindGid(static_cast<int>(index));
+  if (const int error = Refusal(nic, "ibv_query_gid")) return error;
+  if (number != 1 || flags != 0 || size != sizeof *entry) return EINVAL;
+  const GidRow* const row = DeviceOf(context).FindGid(index);
   if (row == nullptr) return ENODATA;
   constexpr uint32_t kLoopback = 1;  // the addresses 127.0.0.*
   *entry = {.gid = row->gid,
             .gid_index = index,
             .port_num = number,
             .gid_type = row->type,
-            .ndev_ifindex = row->type == ibv::kGidTypeIb ? 0 : kLoopback};
+            .ndev_ifindex = kLoopback};
   return 0;
 }
 
@@ -183,35 +172,31 @@ ENTRY(wc_status_str, const char*, ibv_wc_status_str, int status) {
 ENTRY(alloc_pd, ibv::Pd*, ibv_alloc_pd, ibv::Context* context) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_alloc_pd", context)) return Null(error);
-  auto* const pd = new Pd;
+  if (const int error = Refusal(nic, "ibv_alloc_pd")) return Null(error);
+  auto* const pd = new Pd({static_cast<Context*>(context)});
   pd->context = context;
   pd->handle = 0;
-  ++ToContext(context).num_objects;
-  ++nic.num_pds;
   return pd;
 }
 
-ENTRY(dealloc_pd, int, ibv_dealloc_pd, ibv::Pd* pd) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  if (static_cast<Pd*>(pd)->num_objects != 0) return EBUSY;
-  --ToContext(pd->context).num_objects;
-  --nic.num_pds;
-  delete static_cast<Pd*>(pd);
-  return 0;
-}
+ENTRY(dealloc_pd, int, ibv_dealloc_pd, ibv::Pd* pd) { return Destroy<Pd>(pd); }
 
 ENTRY(reg_mr_iova2, ibv::Mr*, ibv_reg_mr_iova2, ibv::Pd* pd, void* address, size_t num_bytes,
       uint64_t iova, unsigned access) {
-  return Register(pd, address, num_bytes, iova, static_cast<int>(access));
+  Nic& nic = Nic::Get();
+  const auto lock = nic.Lock();
+  if (const int error = Refusal(nic, "ibv_reg_mr")) return Null(error);
+  if (address == nullptr || num_bytes == 0) return Null(EFAULT);
+  if (!IsAccessGood(static_cast<int>(access))) return Null(EINVAL);
+  return nic.memory().Register(*static_cast<Pd*>(pd), address, num_bytes, iova,
+                               static_cast<int>(access));
 }
 
 ENTRY(reg_dmabuf_mr, ibv::Mr*, ibv_reg_dmabuf_mr, ibv::Pd* pd, uint64_t offset, size_t num_bytes,
       uint64_t iova, int fd, int access) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_reg_dmabuf_mr", pd->context)) return Null(error);
+  if (const int error = Refusal(nic, "ibv_reg_dmabuf_mr")) return Null(error);
   if (!IsAccessGood(access)) return Null(EINVAL);
   return nic.memory().RegisterDmabuf(*static_cast<Pd*>(pd), fd, offset, num_bytes, iova, access);
 }
@@ -226,89 +211,71 @@ ENTRY(dereg_mr, int, ibv_dereg_mr, ibv::Mr* mr) {
 ENTRY(create_comp_channel, ibv::CompChannel*, ibv_create_comp_channel, ibv::Context* context) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_create_comp_channel", context)) return Null(error);
-  auto* const channel = new CompChannel;
+  if (const int error = Refusal(nic, "ibv_create_comp_channel")) return Null(error);
+  auto* const channel = new CompChannel({static_cast<Context*>(context)});
   channel->context = context;
-  channel->fd = channel->events.fd();
-  channel->refcnt = 0;
-  ++ToContext(context).num_objects;
-  ++nic.num_channels;
+  channel->fd = channel->events.get();
   return channel;
 }
 
 ENTRY(destroy_comp_channel, int, ibv_destroy_comp_channel, ibv::CompChannel* channel) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  if (channel->refcnt != 0) return EBUSY;
-  --ToContext(channel->context).num_objects;
-  --nic.num_channels;
-  delete static_cast<CompChannel*>(channel);
-  return 0;
+  return Destroy<CompChannel>(channel);
 }
 
 ENTRY(create_cq, ibv::Cq*, ibv_create_cq, ibv::Context* context, int cqe, void* cq_context,
       ibv::CompChannel* channel, int comp_vector) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_create_cq", context)) return Null(error);
-  if (cqe < 1 || cqe > ToContext(context).model->max_cqe || comp_vector != 0) return Null(EINVAL);
-  auto* const cq = new Cq;
+  if (const int error = Refusal(nic, "ibv_create_cq")) return Null(error);
+  auto* const events = static_cast<CompChannel*>(channel);
+  if (cqe < 1 || cqe > kMaxCqe || comp_vector != 0 || events == nullptr || events->is_used()) {
+    return Null(EINVAL);
+  }
+  auto* const cq = new Cq({static_cast<Context*>(context), events});
   static_cast<ibv::Cq&>(*cq) = {
       .context = context, .channel = channel, .cq_context = cq_context, .handle = 0, .cqe = cqe};
-  if (channel != nullptr) ++channel->refcnt;
-  ++ToContext(context).num_objects;
-  ++nic.num_cqs;
-  return cq;
+  return events->cq = cq;
 }
 
 // Where the real one would wait for ever, for events that were not acknowledged, this one refuses.
-ENTRY(destroy_cq, int, ibv_destroy_cq, ibv::Cq* base) {
-  Nic& nic = Nic::Get();
-  const auto lock = nic.Lock();
-  auto* const cq = static_cast<Cq*>(base);
-  if (cq->num_qps != 0 || cq->events_given != cq->events_acked) return EBUSY;
-  if (cq->channel != nullptr) {
-    static_cast<CompChannel*>(cq->channel)->events.Erase([&](const Cq* c) { return c == cq; });
-    --cq->channel->refcnt;
-  }
-  --ToContext(cq->context).num_objects;
-  --nic.num_cqs;
-  delete cq;
-  return 0;
+ENTRY(destroy_cq, int, ibv_destroy_cq, ibv::Cq* cq) {
+  return static_cast<Cq*>(cq)->num_events_unacknowledged != 0 ? EBUSY : Destroy<Cq>(cq);
 }
 
 ENTRY(get_cq_event, int, ibv_get_cq_event, ibv::CompChannel* channel, ibv::Cq** cq,
       void** cq_context) {
-  Cq* ready = nullptr;
-  if (!static_cast<CompChannel*>(channel)->events.Pop(ready)) return -1;
-  ++ready->events_given;
+  eventfd_t one = 0;
+  if (eventfd_read(channel->fd, &one) != 0) return -1;
+  Cq* const ready = static_cast<CompChannel*>(channel)->cq;
+  ++ready->num_events_unacknowledged;
   *cq = ready;
   *cq_context = ready->cq_context;
   return 0;
 }
 
 ENTRY(ack_cq_events, void, ibv_ack_cq_events, ibv::Cq* cq, unsigned count) {
-  static_cast<Cq*>(cq)->events_acked += count;
+  static_cast<Cq*>(cq)->num_events_unacknowledged -= count;
 }
 
 ENTRY(create_qp, ibv::Qp*, ibv_create_qp, ibv::Pd* pd, ibv::QpInitAttr* init) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_create_qp", pd->context)) return Null(error);
+  if (const int error = Refusal(nic, "ibv_create_qp")) return Null(error);
   return nic.CreateQp(*static_cast<Pd*>(pd), *init);
 }
 
 ENTRY(modify_qp, int, ibv_modify_qp, ibv::Qp* qp, ibv::QpAttr* attr, int mask) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  if (const int error = Refusal(nic, "ibv_modify_qp", qp->context)) return error;
+  if (const int error = Refusal(nic, "ibv_modify_qp")) return error;
   return nic.ModifyQp(*static_cast<Qp*>(qp), *attr, mask);
 }
 
 ENTRY(destroy_qp, int, ibv_destroy_qp, ibv::Qp* qp) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
-  return nic.DestroyQp(*static_cast<Qp*>(qp));
+  nic.DestroyQp(*static_cast<Qp*>(qp));
+  return 0;
 }
 
 // NOLINTEND(readability-identifier-naming,misc-use-internal-linkage,misc-const-correctness)

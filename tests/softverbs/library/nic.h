@@ -1,133 +1,104 @@
 #ifndef TESTS_SOFTVERBS_LIBRARY_NIC_H_
 #define TESTS_SOFTVERBS_LIBRARY_NIC_H_
 
-#include <atomic>
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <random>
-#include <set>
-#include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
-#include "tests/softverbs/library/fabric.h"
-#include "tests/softverbs/library/faults.h"
+#include "tests/softverbs/library/control.h"
 #include "tests/softverbs/library/memory.h"
 #include "tests/softverbs/library/objects.h"
-#include "tests/softverbs/library/packet.h"
 #include "tests/softverbs/library/wire.h"
 #include "xla_plugin/base/fd.h"
 
 namespace jaxhet::softverbs {
 
-// Hardware of a process, on one thread that runs while a device is open. A QP's
-// requester (requester.cc) sends a request's next packet; the responder (responder.cc) of the
-// process that has the other QP executes it, without that program's help, and answers.
-class Nic {
+// The NICs of a process, on one thread that runs while one is open. A QP has one request under way:
+// the thread of the process that has the other QP executes it, without that program's help, and
+// answers.
+class Nic final : public Control {
  public:
   static Nic& Get();
 
-  // For the program's threads; the NIC's own lets them pass.
-  std::unique_lock<std::mutex> Lock();
+  void Add(const Fault& fault) override;
+  void Clear() override;
+  void SetPort(size_t device, bool is_up) override;
+  void SetGid(size_t device, bool is_there) override;
+  void SetJitter(std::chrono::microseconds most, uint32_t seed) override;
+  void SetRetryInterval(std::chrono::microseconds interval) override;
+  int64_t num_objects() override;
+  uint64_t num_faults_fired() override;
+  uint64_t num_requests() override;
+
+  std::unique_lock<std::mutex> Lock() { return std::unique_lock(mutex_); }
 
   // The rest needs the lock.
 
-  Fabric& fabric() { return fabric_; }
-  Faults& faults() { return faults_; }
+  std::array<Device, 2>& devices() { return devices_; }
   Memory& memory() { return memory_; }
+  // The first fault of a kind between `first` and `last` that is due. Counts matches.
+  const Fault* Take(FaultKind first, FaultKind last, std::string_view call = {},
+                    bool is_dmabuf = false);
 
-  Context* Open(DeviceModel& model);
+  Context* Open(Device& device);
   // 0 or an errno; releases `lock`.
   int Close(Context* context, std::unique_lock<std::mutex>& lock);
 
   Qp* CreateQp(Pd& pd, const ibv::QpInitAttr& init);
-  int DestroyQp(Qp& qp);
+  void DestroyQp(Qp& qp);
+  // These return an errno.
   int ModifyQp(Qp& qp, const ibv::QpAttr& attr, int mask);
   int PostSend(Qp& qp, const ibv::SendWr& request);
   int PostReceive(Qp& qp, const ibv::RecvWr& request);
 
-  // Commands (control.cc). Returns the error of `text`, or "".
-  std::string Command(std::string_view text);
-  void SetPort(DeviceModel& model, int port, bool is_up);
-  void SetGid(DeviceModel& model, int port, int index, bool is_there);
-  // False if the QP does not exist.
-  bool BreakQp(uint32_t qpn);
-  // Whatever was to happen later happens now.
-  void Release();
-  // Answer of softverbs_query().
-  std::string Describe(std::string_view what) const;
-  void set_retry_interval(std::chrono::microseconds interval) { retry_interval_ = interval; }
-  void SetJitter(std::chrono::microseconds most, uint32_t seed);
-  void Broadcast(std::string_view command);
-  // Wakes the NIC's thread after a change.
-  void Wake();
-
-  int num_pds = 0;
-  int num_cqs = 0;
-  int num_channels = 0;
-
  private:
   Nic();
 
-  // The thread (nic.cc).
+  // The thread.
   void Run();
-  bool TakePackets();
-  bool SendLate(Time now);
-  bool StepAll(Time now);
-  void Sleep(std::unique_lock<std::mutex>& lock);
-  Time NextWake() const;
-  void Handle(Packet packet);
-  // False if no process listens there.
-  bool Send(Packet packet);
+  void Sleep(std::unique_lock<std::mutex>& lock, bool is_busy);
+  void Wake();
   Qp* Find(uint32_t qpn);
 
   // QPs (qp.cc).
-  void AddCompletion(Qp& qp, bool is_receive, const Completion& completion, bool is_solicited);
-  void Flush(Qp& qp);
+  static void Complete(Qp& qp, ibv::Wc wc, const Queue& queue, uint64_t index);
+  static void CompleteSend(Qp& qp, int status);
+  static void CompleteReceive(Qp& qp, ibv::Wc wc);
   // The QP fails: its requests are flushed.
-  void Break(Qp& qp);
-  void CompleteSend(Qp& qp, int status);
-  void CompleteReceive(Qp& qp, ibv::Wc wc, bool is_solicited);
+  static void Break(Qp& qp);
+  static void Fail(Qp& qp, int status);
 
-  // The requester (requester.cc).
+  // Sending.
   bool Step(Qp& qp, Time now);
   bool Begin(Qp& qp, Work& work, Time now);
-  Packet MakeRequest(const Qp& qp, const Work& work, uint64_t offset, uint32_t psn) const;
-  void SendRequest(Qp& qp, const Work& work, Time now);
-  // Keeps the packets of all requests of `qp` to send them later.
-  void Haunt(const Qp& qp, Time when);
-  void Fail(Qp& qp, int status);
-  void OnResponse(const Packet& packet);
-  void OnAck(Qp& qp, const Packet& packet);
+  bool HasMemory(const Qp& qp, const Work& work) const;
+  Message MakeRequest(const Qp& qp, const Work& work) const;
+  void OnResponse(const Message& response);
   void OnDropped(Qp& qp);
-  void OnNotReady(Qp& qp, uint32_t rnr_timer);
 
-  // The responder (responder.cc).
-  Packet Respond(const Packet& request);
-  static bool Accepts(const Qp& qp, const PacketInfo& request);
-  // A WC's status for the requester, or one of packet.h's.
-  int Execute(Qp& qp, const Packet& request, Packet& response);
-  int ExecuteWrite(Qp& qp, const Packet& request);
-  int ExecuteSend(Qp& qp, const Packet& request);
-  int ExecuteRead(Qp& qp, const Packet& request, Packet& response);
-  const Mr* FindRemote(Qp& qp, const PacketInfo& request, int access);
+  // Receiving. A WC's status for the sender, or one of wire.h's.
+  Message Respond(const Message& request);
+  int Execute(Qp& qp, const Message& request, Message& response);
+  void Write(const Mr& mr, uint64_t address, std::vector<std::byte> bytes);
 
   std::mutex mutex_;
-  std::atomic<int> num_waiting_ = 0;  // threads of the program that want the mutex
-  Fabric fabric_;
-  Faults faults_;
+  std::array<Device, 2> devices_;
+  std::vector<Fault> faults_;
+  uint64_t num_faults_fired_ = 0;
   Memory memory_;
   Wire wire_;
 
-  std::set<Context*> contexts_;
+  int num_contexts_ = 0;
   std::map<uint32_t, Qp*> qps_;
   uint32_t last_qpn_ = 0;
-  std::deque<Packet> local_;  // to this process
-  std::multimap<Time, Packet> late_;
-  std::chrono::microseconds retry_interval_{5000};  // after a packet that is known to be lost
+  std::multimap<Time, Message> late_;
+  std::chrono::microseconds retry_interval_{5000};
   std::chrono::microseconds jitter_{0};
   uint64_t num_requests_ = 0;
   // NOLINTNEXTLINE(bugprone-random-generator-seed): a run can be repeated
@@ -136,7 +107,6 @@ class Nic {
   std::thread thread_;
   Fd wake_;
   bool is_stopping_ = false;
-  bool is_asleep_ = false;
 };
 
 }  // namespace jaxhet::softverbs

@@ -2,82 +2,81 @@
 #define TESTS_SOFTVERBS_LIBRARY_OBJECTS_H_
 
 #include <sys/eventfd.h>
-#include <sys/poll.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "tests/softverbs/library/fabric.h"
+#include "tests/softverbs/library/control.h"
 #include "tests/softverbs/library/verbs_values.h"
 #include "xla_plugin/base/fd.h"
 
 // Objects that the program holds; they begin with libibverbs' members. The NIC's mutex guards all
-// but a CQ's ring and the queues of events, which have their own.
+// but the completions of a CQ.
 namespace jaxhet::softverbs {
 
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
-// Events with a file descriptor that is readable as long as there are any.
-template <typename Event>
-class EventQueue {
+struct GidRow {
+  ibv::Gid gid;
+  uint32_t type = 0;
+  bool is_there = true;
+};
+
+// A NIC with one RoCE port.
+struct Device : ibv::Device {
+  bool is_up = true;
+  std::array<GidRow, 4> gids;
+
+  // The row of the table, or nullptr if it is empty.
+  const GidRow* FindGid(uint32_t index) const {
+    return index < gids.size() && gids.at(index).is_there ? &gids.at(index) : nullptr;
+  }
+};
+
+// An object can't be destroyed while others use it.
+class Object {
  public:
-  int fd() const { return fd_.get(); }
-
-  void Push(const Event& event) {
-    const std::lock_guard lock(mutex_);
-    events_.push_back(event);
-    eventfd_write(fd_.get(), 1);
+  explicit Object(std::vector<Object*> used = {}) : used_(std::move(used)) {
+    ++num_open;
+    for (Object* const object : used_) ++object->num_users_;
   }
-
-  // Waits unless the program made the descriptor non-blocking; errno if there is nothing.
-  bool Pop(Event& event) {
-    while (true) {
-      eventfd_t one = 0;
-      if (eventfd_read(fd_.get(), &one) != 0) return false;
-      const std::lock_guard lock(mutex_);
-      if (events_.empty()) continue;  // Erase() ran in between
-      event = events_.front();
-      events_.pop_front();
-      return true;
-    }
+  ~Object() {
+    --num_open;
+    for (Object* const object : used_) --object->num_users_;
   }
+  Object(const Object&) = delete;
+  Object& operator=(const Object&) = delete;
+  bool is_used() const { return num_users_ > 0; }
 
-  template <typename Predicate>
-  size_t Erase(Predicate predicate) {
-    const std::lock_guard lock(mutex_);
-    const size_t count = std::erase_if(events_, predicate);
-    for (size_t i = 0; i < count; ++i) {
-      pollfd ready{.fd = fd_.get(), .events = POLLIN, .revents = 0};
-      eventfd_t one = 0;
-      if (poll(&ready, 1, 0) == 1) eventfd_read(fd_.get(), &one);
-    }
-    return count;
-  }
+  static inline int64_t num_open = 0;
 
  private:
-  Fd fd_{eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC)};
-  std::mutex mutex_;
-  std::deque<Event> events_;
+  std::vector<Object*> used_;
+  int num_users_ = 0;
 };
 
-struct Context : ibv::Context {
-  DeviceModel* model = nullptr;
-  int num_objects = 0;  // PDs, CQs and channels
+struct Context : ibv::Context, Object {
+  using Object::Object;
 };
 
-struct Pd : ibv::Pd {
-  int num_objects = 0;  // MRs and QPs
+struct Pd : ibv::Pd, Object {
+  using Object::Object;
 };
 
-struct Mr : ibv::Mr {
+struct Mr : ibv::Mr, Object {
+  using Object::Object;
+
   uint64_t iova = 0;  // origin of remote_addr and Sge::addr
   std::byte* memory = nullptr;
   int access = 0;
@@ -85,87 +84,99 @@ struct Mr : ibv::Mr {
   bool is_mapped = false;  // `memory` is a mapping of ours
 };
 
-struct CompChannel : ibv::CompChannel {
-  EventQueue<struct Cq*> events;
+// Counts the events of the only CQ that uses it.
+struct CompChannel : ibv::CompChannel, Object {
+  using Object::Object;
+
+  Fd events{eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC)};
+  struct Cq* cq = nullptr;
 };
 
 struct Completion {
   ibv::Wc wc;
-  struct Qp* qp = nullptr;
-  uint64_t retires = 0;  // once it is polled, this many of the QP's requests have left their queue
+  // Once the completion is polled, so many of the QP's requests have left their queue.
+  std::shared_ptr<std::atomic<uint64_t>> retired;
+  uint64_t retires = 0;
 };
 
-struct Cq : ibv::Cq {
-  // False if the ring is full: the completion is lost.
-  bool Add(const Completion& completion, bool is_solicited);
-  int Poll(std::span<ibv::Wc> wcs);
-  void Arm(bool only_solicited);
-  // Forgets the completions of `qp`, which is reset.
-  void Forget(const Qp& qp);
-  // `qp` goes; its completions stay, as with soft-RoCE.
-  void Orphan(const Qp& qp);
+struct Cq : ibv::Cq, Object {
+  using Object::Object;
 
-  int num_qps = 0;
-  bool overrun_is_told = false;
-  std::atomic<unsigned> events_given = 0;
-  std::atomic<unsigned> events_acked = 0;
+  // The completion is lost if the ring is full.
+  void Add(Completion completion) {
+    const std::lock_guard lock(mutex_);
+    is_overrun_ |= std::cmp_greater_equal(ring_.size(), cqe);
+    if (is_overrun_) return;
+    ring_.push_back(std::move(completion));
+    if (std::exchange(is_armed_, false)) {
+      eventfd_write(static_cast<CompChannel*>(channel)->events.get(), 1);
+    }
+  }
+
+  int Poll(std::span<ibv::Wc> wcs) {
+    const std::lock_guard lock(mutex_);
+    if (is_overrun_ && ring_.empty()) return -1;
+    int count = 0;
+    for (; std::cmp_less(count, wcs.size()) && !ring_.empty(); ring_.pop_front()) {
+      const Completion& completion = ring_.front();
+      *completion.retired = completion.retires;
+      ibv::Wc& wc = wcs[static_cast<size_t>(count++)] = completion.wc;
+      // The opcode of a failed completion is undefined.
+      if (wc.status != ibv::kWcSuccess) wc.opcode = ~wc.opcode;
+    }
+    return count;
+  }
+
+  // Earlier completions raise no event.
+  void Arm() {
+    const std::lock_guard lock(mutex_);
+    is_armed_ = true;
+  }
+
+  unsigned num_events_unacknowledged = 0;
 
  private:
-  enum class Armed : uint8_t { kNot, kForSolicited, kForAll };
   std::mutex mutex_;
   std::deque<Completion> ring_;
-  Armed armed_ = Armed::kNot;
-  bool overrun_ = false;
+  bool is_armed_ = false;
+  bool is_overrun_ = false;
 };
 
-// A send request. Bytes of an inline one are copied when it is posted.
 struct Work {
-  uint64_t wr_id = 0;
+  ibv::SendWr wr = {};
+  ibv::Sge sge = {};
   uint64_t index = 0;  // number among all send requests of the QP
-  int opcode = 0;
-  unsigned flags = 0;
-  uint32_t imm_data = 0;
-  uint64_t remote_addr = 0;
-  uint32_t rkey = 0;
-  uint64_t length = 0;
-  std::vector<ibv::Sge> sges;
-  std::vector<std::byte> inline_bytes;
-
   bool has_begun = false;
-  // A fault: fails with this status once fail_at bytes, or the whole request, were executed.
-  std::optional<int> fails_with;
-  uint64_t fail_at = 0;
-  bool breaks_peer = false;  // a fault
+  std::optional<Fault> error = {};  // a fault
+  bool breaks_peer = false;         // a fault
 };
 
-struct ReceiveWork {
-  uint64_t wr_id = 0;
-  uint64_t index = 0;
-  std::vector<ibv::Sge> sges;
+// Requests of one kind, from posting to polling.
+struct Queue {
+  uint64_t posted = 0;
+  std::shared_ptr<std::atomic<uint64_t>> retired = std::make_shared<std::atomic<uint64_t>>(0);
+
+  bool IsFull(uint32_t limit) const { return posted - *retired >= limit; }
 };
 
-struct Qp : ibv::Qp {
-  int now = ibv::kQpStateReset;  // `state` is the last state that the program saw
-  ibv::QpAttr attr;
-  ibv::QpInitAttr init;
+struct Qp : ibv::Qp, Object {
+  using Object::Object;
+
+  int now = 0;  // state; `state` is the last one that the program saw
+  ibv::QpCap cap;
+  // Attributes that the states INIT, RTR and RTS were given.
+  ibv::QpAttr init;
+  ibv::QpAttr rtr;
+  ibv::QpAttr rts;
 
   std::deque<Work> sends;
-  std::deque<ReceiveWork> receives;
-  uint64_t sends_posted = 0;
-  uint64_t receives_posted = 0;
-  std::atomic<uint64_t> sends_retired = 0;
-  std::atomic<uint64_t> receives_retired = 0;
+  std::deque<std::pair<uint64_t, uint64_t>> receives;  // wr_id and index
+  Queue send_queue;
+  Queue receive_queue;
 
-  // The requester's half: at most one packet is under way.
-  uint64_t offset = 0;  // bytes of sends.front() that were acknowledged
-  uint32_t send_psn = 0;
-  bool is_waiting = false;  // for a response, until wake_at
+  bool is_waiting = false;  // for a response to the first send, until wake_at
   Time wake_at;             // nothing to do before
   int retries_left = 0;
-  int rnr_retries_left = 0;
-
-  // The responder's half.
-  uint32_t receive_psn = 0;
 };
 
 }  // namespace jaxhet::softverbs

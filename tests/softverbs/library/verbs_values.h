@@ -8,32 +8,21 @@
 // Values of libibverbs that the product does not use, and a NIC in software does.
 namespace jaxhet::ibv {
 
-inline constexpr int kGidTypeIb = 0;                // IBV_GID_TYPE_IB
-inline constexpr int kGidTypeRoceV1 = 1;            // IBV_GID_TYPE_ROCE_V1
-inline constexpr int kGidTypeRoceV2 = 2;            // IBV_GID_TYPE_ROCE_V2
-inline constexpr uint8_t kLinkLayerInfiniband = 1;  // IBV_LINK_LAYER_INFINIBAND
-inline constexpr int kPortDown = 1;                 // IBV_PORT_DOWN
-inline constexpr int kMtu256 = 1;                   // IBV_MTU_256
-inline constexpr int kMtu4096 = 5;                  // IBV_MTU_4096
-inline constexpr int kQpStateReset = 0;             // IBV_QPS_RESET
-inline constexpr int kQpCurState = 1 << 1;          // IBV_QP_CUR_STATE
-inline constexpr int kWrSendWithImm = 3;            // IBV_WR_SEND_WITH_IMM
-inline constexpr unsigned kSendSolicited = 1 << 2;  // IBV_SEND_SOLICITED
-inline constexpr unsigned kSendInline = 1 << 3;     // IBV_SEND_INLINE
-inline constexpr int kWcLocLenErr = 1;              // IBV_WC_LOC_LEN_ERR
-inline constexpr int kWcLocProtErr = 4;             // IBV_WC_LOC_PROT_ERR
-inline constexpr int kWcWrFlushErr = 5;             // IBV_WC_WR_FLUSH_ERR
-inline constexpr int kWcRemInvReqErr = 9;           // IBV_WC_REM_INV_REQ_ERR
-inline constexpr int kWcRemAccessErr = 10;          // IBV_WC_REM_ACCESS_ERR
-inline constexpr int kWcRemOpErr = 11;              // IBV_WC_REM_OP_ERR
-inline constexpr int kWcRetryExcErr = 12;           // IBV_WC_RETRY_EXC_ERR
-inline constexpr int kWcRnrRetryExcErr = 13;        // IBV_WC_RNR_RETRY_EXC_ERR
-inline constexpr int kWcSend = 0;                   // IBV_WC_SEND
-inline constexpr int kWcRdmaWrite = 1;              // IBV_WC_RDMA_WRITE
-inline constexpr int kWcRdmaRead = 2;               // IBV_WC_RDMA_READ
-inline constexpr int kWcRecv = 1 << 7;              // IBV_WC_RECV
-inline constexpr int kWcRecvRdmaWithImm = 129;      // IBV_WC_RECV_RDMA_WITH_IMM
-inline constexpr unsigned kWcWithImm = 1 << 1;      // IBV_WC_WITH_IMM
+inline constexpr int kGidTypeRoceV1 = 1;        // IBV_GID_TYPE_ROCE_V1
+inline constexpr int kGidTypeRoceV2 = 2;        // IBV_GID_TYPE_ROCE_V2
+inline constexpr int kPortDown = 1;             // IBV_PORT_DOWN
+inline constexpr int kMtu256 = 1;               // IBV_MTU_256
+inline constexpr int kMtu4096 = 5;              // IBV_MTU_4096
+inline constexpr int kQpStateReset = 0;         // IBV_QPS_RESET
+inline constexpr int kWcLocProtErr = 4;         // IBV_WC_LOC_PROT_ERR
+inline constexpr int kWcWrFlushErr = 5;         // IBV_WC_WR_FLUSH_ERR
+inline constexpr int kWcRemAccessErr = 10;      // IBV_WC_REM_ACCESS_ERR
+inline constexpr int kWcRetryExcErr = 12;       // IBV_WC_RETRY_EXC_ERR
+inline constexpr int kWcRnrRetryExcErr = 13;    // IBV_WC_RNR_RETRY_EXC_ERR
+inline constexpr int kWcRdmaWrite = 1;          // IBV_WC_RDMA_WRITE
+inline constexpr int kWcRdmaRead = 2;           // IBV_WC_RDMA_READ
+inline constexpr int kWcRecvRdmaWithImm = 129;  // IBV_WC_RECV_RDMA_WITH_IMM
+inline constexpr unsigned kWcWithImm = 1 << 1;  // IBV_WC_WITH_IMM
 
 }  // namespace jaxhet::ibv
 

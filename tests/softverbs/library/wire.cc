@@ -5,20 +5,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <charconv>
-#include <cstddef>
 #include <cstring>
-#include <fstream>
-#include <utility>
+#include <iterator>
 
+#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/io_list.h"
 
 namespace jaxhet::softverbs {
 namespace {
 
 constexpr int kBacklog = 64;
+constexpr uint32_t kMaxProcesses = 1 << 12;
+constexpr size_t kReadBytes = 256 << 10;
 
 struct Address {
   sockaddr_un data{.sun_family = AF_UNIX, .sun_path = {}};
@@ -37,7 +37,7 @@ const sockaddr* Raw(const Address& address) {
   return reinterpret_cast<const sockaddr*>(&address.data);
 }
 
-Fd NewSocket() { return Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
+Fd NewSocket() { return Fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
 bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
@@ -65,73 +65,62 @@ void Wire::Close() {
   outgoing_.clear();
 }
 
-bool Wire::Send(uint32_t process, const Packet& packet) {
+bool Wire::Send(Message message) {
+  const uint32_t process = message.info.to_qpn / kQpsOfProcess;
   auto [found, is_new] = outgoing_.try_emplace(process);
   Link& link = found->second;
-  if (is_new) {
-    link.fd = NewSocket();
-    const Address address = AbstractAddress(NameOf(process));
-    if (connect(link.fd.get(), Raw(address), address.size) != 0) {
-      outgoing_.erase(found);
-      return false;
-    }
+  message.info.num_bytes = CheckedCast<uint32_t>(message.bytes.size());
+  const auto* const info = reinterpret_cast<const std::byte*>(&message.info);
+  link.bytes.insert(link.bytes.end(), info, info + sizeof message.info);
+  link.bytes.insert(link.bytes.end(), message.bytes.begin(), message.bytes.end());
+  const Address address = AbstractAddress(NameOf(process));
+  if (is_new) link.fd = NewSocket();
+  if ((!is_new || connect(link.fd.get(), Raw(address), address.size) == 0) && Flush(link)) {
+    return true;
   }
-  link.queue.push_back(packet);
-  if (Flush(link)) return true;
   outgoing_.erase(found);
   return false;
 }
 
 bool Wire::Flush(Link& link) {
-  while (!link.queue.empty()) {
-    const Packet& packet = link.queue.front();
-    std::array<iovec, 2> entries = {ObjectIovec(packet.info),
-                                    ToIovec(packet.bytes.data(), packet.bytes.size())};
-    msghdr message{};
-    message.msg_iov = entries.data();
-    message.msg_iovlen = entries.size();
-    if (sendmsg(link.fd.get(), &message, MSG_NOSIGNAL) < 0) return WouldBlock();
-    link.queue.pop_front();
+  if (link.bytes.empty()) return true;
+  const ssize_t sent = send(link.fd.get(), link.bytes.data(), link.bytes.size(), MSG_NOSIGNAL);
+  if (sent < 0) return WouldBlock();
+  link.bytes.erase(link.bytes.begin(), link.bytes.begin() + sent);
+  return true;
+}
+
+bool Wire::Read(Link& link, std::vector<Message>& messages) {
+  std::array<std::byte, kReadBytes> buffer;
+  const ssize_t count = recv(link.fd.get(), buffer.data(), buffer.size(), 0);
+  if (count <= 0) return count < 0 && WouldBlock();
+  std::vector<std::byte>& bytes = link.bytes;
+  bytes.insert(bytes.end(), buffer.begin(), buffer.begin() + count);
+  while (bytes.size() >= sizeof(MessageInfo)) {
+    Message message;
+    std::memcpy(&message.info, bytes.data(), sizeof message.info);
+    const auto begin = bytes.begin() + sizeof message.info;
+    const auto end = begin + message.info.num_bytes;
+    if (std::cmp_less(bytes.end() - begin, message.info.num_bytes)) break;
+    message.bytes.assign(begin, end);
+    bytes.erase(bytes.begin(), end);
+    messages.push_back(std::move(message));
   }
   return true;
 }
 
-bool Wire::Read(const Fd& fd, std::vector<Packet>& packets) {
-  while (true) {
-    Packet packet;
-    packet.bytes.resize(kPacketBytes);
-    std::array<iovec, 2> entries = {ObjectIovec(packet.info),
-                                    ToIovec(packet.bytes.data(), packet.bytes.size())};
-    msghdr message{};
-    message.msg_iov = entries.data();
-    message.msg_iovlen = entries.size();
-    const ssize_t num_bytes = recvmsg(fd.get(), &message, 0);
-    if (num_bytes < 0) return WouldBlock();
-    if (std::cmp_less(num_bytes, sizeof packet.info)) return false;
-    packet.bytes.resize(static_cast<size_t>(num_bytes) - sizeof packet.info);
-    packets.push_back(std::move(packet));
-  }
-}
-
-std::vector<Packet> Wire::Receive(const std::function<void(uint32_t)>& lost) {
+std::vector<Message> Wire::Receive() {
   while (true) {
     Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) break;
-    incoming_.push_back(std::move(fd));
+    incoming_.push_back({std::move(fd), {}});
   }
-  std::vector<Packet> packets;
-  std::erase_if(incoming_, [&](const Fd& fd) { return !Read(fd, packets); });
-  std::vector<uint32_t> gone;
-  for (auto& [process, link] : outgoing_) {
-    pollfd state{.fd = link.fd.get(), .events = 0, .revents = 0};
-    const bool hung_up = poll(&state, 1, 0) == 1;
-    if (hung_up || !Flush(link)) gone.push_back(process);
+  for (auto link = outgoing_.begin(); link != outgoing_.end();) {
+    link = Flush(link->second) ? std::next(link) : outgoing_.erase(link);
   }
-  for (const uint32_t process : gone) {
-    outgoing_.erase(process);
-    lost(process);
-  }
-  return packets;
+  std::vector<Message> messages;
+  incoming_.remove_if([&](Link& link) { return !Read(link, messages); });
+  return messages;
 }
 
 void Wire::AppendFds(std::vector<pollfd>& fds) const {
@@ -139,28 +128,10 @@ void Wire::AppendFds(std::vector<pollfd>& fds) const {
     fds.push_back({.fd = fd.get(), .events = events, .revents = 0});
   };
   add(listener_, POLLIN);
-  for (const Fd& fd : incoming_) add(fd, POLLIN);
+  for (const Link& link : incoming_) add(link.fd, POLLIN);
   for (const auto& [process, link] : outgoing_) {
-    add(link.fd, link.queue.empty() ? short{0} : short{POLLOUT});
+    if (!link.bytes.empty()) add(link.fd, POLLOUT);
   }
-}
-
-std::vector<uint32_t> Wire::OtherProcesses() const {
-  const std::string prefix = StrCat("@softverbs-", fabric_, "-");
-  std::vector<uint32_t> processes;
-  std::ifstream table("/proc/net/unix");
-  for (std::string line; std::getline(table, line);) {
-    const size_t at = line.find(prefix);
-    if (at == std::string::npos) continue;
-    uint32_t process = 0;
-    const char* const end = line.data() + line.size();
-    const auto parsed = std::from_chars(line.data() + at + prefix.size(), end, process);
-    if (parsed.ptr == end && process != process_) processes.push_back(process);
-  }
-  std::ranges::sort(processes);
-  const auto doubles = std::ranges::unique(processes);
-  processes.erase(doubles.begin(), doubles.end());
-  return processes;
 }
 
 }  // namespace jaxhet::softverbs
