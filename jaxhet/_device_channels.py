@@ -16,7 +16,6 @@ from jaxhet._job.process_info import ProcessInfo
 
 Pair = tuple[int, int]
 
-SOCKETS = 8  # for data, of a rank to its partners on rails, and again to all other ranks
 _SHARED_MEMORY = ("cuda_ipc", "hip_ipc", "host")
 _NETWORK = ("socket", "verbs")
 
@@ -42,8 +41,9 @@ class ChannelPlan:
     Attributes:
       ranks: Ranks of this process.
       process_of: Process of each rank of the job.
-      sockets: Number of sockets for data of each pair that may need some. A rank divides `SOCKETS`
-        among its partners on rails, and as many among all other ranks; each has at least one.
+      sockets: Number of sockets for data of each pair that may need some. A rank divides
+        `bootstrap.DEVICE_SOCKETS` among its partners on rails, and as many among all other ranks;
+        each has at least one.
       later: Pairs whose channels are opened when a program needs them.
     """
 
@@ -59,17 +59,13 @@ class ChannelPlan:
 
     def sockets_of(
         self, pairs: Iterable[Pair], members: Sequence[ProcessInfo]
-    ) -> bootstrap.DeviceSockets:
-        """Sockets of the pairs that may need sockets."""
-        return bootstrap.DeviceSockets(
-            {
-                pair: (members[self.process_of[pair[1]]], self.sockets[pair])
-                for pair in pairs
-                if pair in self.sockets
-            },
-            len(self.process_of),
-            SOCKETS,
-        )
+    ) -> dict[Pair, tuple[ProcessInfo, int]]:
+        """Process and number of sockets for data of the pairs that may need sockets."""
+        return {
+            pair: (members[self.process_of[pair[1]]], self.sockets[pair])
+            for pair in pairs
+            if pair in self.sockets
+        }
 
 
 def plan_channels(
@@ -105,7 +101,7 @@ def plan_channels(
         shares_memory = is_on_host and not set(_SHARED_MEMORY).isdisjoint(config.transports)
         if has_network and not (is_on_host and "host" in config.transports):
             shares = max(partners[rank] for rank in pair) if pair in rail else len(process_of) - 1
-            sockets[pair] = max(1, SOCKETS // shares)
+            sockets[pair] = max(1, bootstrap.DEVICE_SOCKETS // shares)
         is_early = shares_memory or (pair in rail and process in connected)
         if has_network and config.connect != "all" and not is_early:
             later.add(pair)

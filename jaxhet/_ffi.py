@@ -47,7 +47,10 @@ _sessions = itertools.count(1)
 
 
 class Engine:
-    """The engine of this process: it moves the bytes of exchanges and watches the peers."""
+    """The engine of this process: it moves the bytes of exchanges and watches the peers.
+
+    Other methods are those of the extension's engine (`_engine.pyi`), until `close`.
+    """
 
     def __init__(self, process: int, num_processes: int, options: Mapping[str, int | str]):
         self.session = next(_sessions)
@@ -138,9 +141,8 @@ class Engine:
             raise UsageError("jaxhet is shut down in this process")
         return self._open
 
-    def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
-        """Names the ranks: (device id, process, island, platform), in rank order."""
-        self._engine.set_ranks(list(ranks))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def open_devices(
         self,
@@ -212,34 +214,10 @@ class Engine:
         exchanges = [(m.kind.value, *dataclasses.astuple(m)[1:]) for m in movements]
         self._engine.register_plan(fingerprint, text, program, exchanges)
 
-    def path_to(self, process: int) -> tuple[str, list[tuple[str, str]]]:
-        """The transport to a peer, and the refused ones with their reasons."""
-        return self._engine.transport_of(process)
-
-    def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
-        """Waits for the engine to fail; (error class, text) or None."""
-        return self._engine.wait_failure(timeout_ms)
-
     def error(self) -> JaxhetError | None:
         """The first failure, or None; known after `close` too."""
         found = self._open.error() if self._open else self._last_error
         return as_ours(found[1]) if found else None
-
-    def fail(self, code: str, text: str) -> None:
-        """Fails the engine and the engines of all peers, for a reason found elsewhere."""
-        self._engine.fail(code, text)
-
-    def stats(self) -> dict[str, Any]:
-        """Counters since the start."""
-        return dict(self._engine.stats())
-
-    def peer_stats(self) -> list[dict[str, Any]]:
-        """Counters of each process and each transport to it; as in `_engine.pyi`."""
-        return self._engine.peer_stats()
-
-    def flight_record(self) -> list[dict[str, Any]]:
-        """The last exchanges, oldest first; as in `_engine.pyi`."""
-        return self._engine.flight_record()
 
     def close(self, timeout_ms: int) -> None:
         """Says goodbye, waits for the peers to do so, and frees everything. Idempotent."""
@@ -247,10 +225,6 @@ class Engine:
             self._open.close(timeout_ms)
             self._last_error = self._open.error()
             self._open = None
-
-    def abandon_in_child(self) -> None:
-        """Closes a forked child's copies of the sockets."""
-        self._engine.abandon_in_child()
 
 
 def _detached(

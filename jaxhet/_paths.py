@@ -57,6 +57,6 @@ def paths() -> tuple[PeerPath, ...]:
         if process != session.process:
             transport = "+".join(sorted(names.get(process, ())))
             is_there = connector is None or connector.has(process)
-            refused = session.engine.path_to(process)[1] if is_there else []
+            refused = session.engine.transport_of(process)[1] if is_there else []
             found.append(PeerPath(process, transport, tuple(Refusal(*pair) for pair in refused)))
     return tuple(found)

@@ -111,7 +111,7 @@ def _join(config: Config, listener: _listener.Listener, membership: Membership) 
     info = make_process_info(config, listener.address, listener.interfaces)
     membership.join(info, config.connect_timeout_s + 5, config.peer_timeout_s)
     members = membership.members
-    channels = bootstrap.num_channels(len(members), _device_channels.SOCKETS)
+    channels = bootstrap.num_channels(len(members))
     listener.assign(membership.process, membership.job, len(members), channels)
     are_deterministic = all(
         compiler_settings.are_kernels_deterministic(info.settings) for info in members
@@ -278,8 +278,8 @@ def _make_connector(
         pairs = channels.later_with(process) if channels else []
         links = []
         if channels and pairs:
-            wanted = channels.sockets_of(pairs, members)
-            links = bootstrap.connect_device_channels(listener, wanted, timeout_s, check)
+            wanted, num_ranks = channels.sockets_of(pairs, members), len(channels.process_of)
+            links = bootstrap.connect_device_channels(listener, wanted, num_ranks, timeout_s, check)
         if process not in job.connected:
             peers = bootstrap.connect_peers(listener, [info], sockets, timeout_s, check)
             engine.join_peer(config, members, process, peers[process], job.refused.get(process, {}))
@@ -465,6 +465,7 @@ def _open_devices(
     sockets = bootstrap.connect_device_channels(
         listener,
         channels.sockets_of(early, members),
+        len(channels.process_of),
         config.connect_timeout_s,
         check,
     )

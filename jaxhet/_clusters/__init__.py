@@ -5,6 +5,5 @@ A module for each scheduler exports a `SCHEDULER`; their order is JAX's (`jax._s
 
 from jaxhet._clusters.detect import METHODS as METHODS
 from jaxhet._clusters.detect import SCHEDULERS as SCHEDULERS
-from jaxhet._clusters.detect import Detected as Detected
 from jaxhet._clusters.detect import detect as detect
 from jaxhet._clusters.detect import resolve as resolve

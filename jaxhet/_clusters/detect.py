@@ -1,6 +1,5 @@
 """Ordered table of schedulers, and the options that the first detected one sets."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -22,27 +21,16 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Detected:
-    """Options found in environment variables other than JAXHET_*.
-
-    Attributes:
-      title: Name of the scheduler in messages; "" without a scheduler.
-      found: Values by option.
-      hints: Sentences about schedulers whose variables are incomplete.
-    """
-
-    title: str = ""
-    found: Found = dataclasses.field(default_factory=dict)
-    hints: tuple[str, ...] = ()
-
-
-def detect(environ: Environ, method: str | None = None) -> Detected:
+def detect(environ: Environ, method: str | None = None) -> tuple[Found, tuple[str, ...]]:
     """Finds the first scheduler that started this process; pure.
 
     Args:
       environ: The environment.
       method: A key of `METHODS`; None: any scheduler.
+
+    Returns:
+      Options found in environment variables other than JAXHET_*, and sentences about schedulers
+      whose variables are incomplete, if no other one started this process.
 
     Raises:
       UsageError: No such method, it is not the one that started this process, or variables
@@ -57,14 +45,14 @@ def detect(environ: Environ, method: str | None = None) -> Detected:
     own = jax_variables.find(environ)
     for scheduler in candidates:
         if scheduler.is_present(environ):
-            return Detected(scheduler.title, {**scheduler.find(environ), **own})
+            return {**scheduler.find(environ), **own}, ()
     if candidates and method is not None:
         names = "; or ".join(f"{', '.join(s.variables)} ({s.title})" for s in candidates)
         raise UsageError(
             f"cluster_detection_method={method!r}: this process was not started that way;"
             f" it would have {names}"
         )
-    return Detected("", own, hints)
+    return own, hints
 
 
 def resolve(
@@ -85,12 +73,11 @@ def resolve(
     if _says_all(config):
         own = jax_variables.find(environ)
         return config.filled({k: v for k, v in own.items() if k == "partition_index"}), ()
-    detected = detect(environ, config.cluster_detection_method)
-    found = detected.found
+    found, hints = detect(environ, config.cluster_detection_method)
     if "islands" in found and not config.given.isdisjoint(("island", "islands")):
         replaced = ("islands", "island", "island_process_id")
         found = {k: v for k, v in found.items() if k not in replaced}
-    return config.filled(found), detected.hints
+    return config.filled(found), hints
 
 
 def _says_all(config: _config.Config) -> bool:

@@ -25,6 +25,7 @@ from jaxhet._net.accept import MOST_HALF_OPEN
 from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
+DEVICE_SOCKETS = 8  # for data, of a rank to its partners on rails, and again to all other ranks
 _FIRST_DEVICE_SOCKET = 1000
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
@@ -47,12 +48,9 @@ class PeerSockets:
     data: tuple[Link, ...]
 
 
-def num_channels(num_processes: int, most_data: int) -> int:
-    """Upper bound of a job's channel numbers, before its devices are known.
-
-    `most_data` is as in `DeviceSockets`.
-    """
-    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * 2 * most_data
+def num_channels(num_processes: int) -> int:
+    """Upper bound of a job's channel numbers, before its devices are known."""
+    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * 2 * DEVICE_SOCKETS
 
 
 def connect_peers(
@@ -100,33 +98,6 @@ def _num_data(control: Link, fewest: int, num_pairs: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceSockets:
-    """Sockets between ranks of this process and ranks of others.
-
-    Attributes:
-      pairs: Own rank and other rank; the other one's process, and the number of sockets for data.
-        Both directions share them. They form lanes, at least one: a lane has a socket for each
-        pair of interfaces, and one for messages, which uses the address for control.
-      num_ranks: Number of ranks of the job.
-      most_data: Largest number of sockets for data of a pair.
-    """
-
-    pairs: Mapping[tuple[int, int], tuple[ProcessInfo, int]]
-    num_ranks: int
-    most_data: int
-
-    def wanted(self, listener: Listener, pair: tuple[int, int]) -> "tuple[int, list[_Wanted]]":
-        """Number of lanes of a pair, and its sockets."""
-        info, num_data = self.pairs[pair]
-        ways = _pairs(listener, info)[: self.most_data]
-        num_lanes = max(1, num_data // len(ways))
-        first = min(pair) * self.num_ranks + max(pair)
-        start = _FIRST_DEVICE_SOCKET + first * 2 * self.most_data
-        channels = enumerate([None, *ways] * num_lanes, start)
-        return num_lanes, [_Wanted(info, channel, way) for channel, way in channels]
-
-
-@dataclasses.dataclass(frozen=True)
 class RankSockets:
     """The connected sockets between a rank of this process and another one.
 
@@ -145,27 +116,39 @@ class RankSockets:
 
 def connect_device_channels(
     listener: Listener,
-    sockets: DeviceSockets,
+    pairs: Mapping[tuple[int, int], tuple[ProcessInfo, int]],
+    num_ranks: int,
     timeout_s: float,
     check: Callable[[], None],
 ) -> list[RankSockets]:
     """Connects ranks of the listener's process to ranks of others.
 
+    Both directions of a pair share its sockets. They form lanes, at least one: a lane has a socket
+    for each pair of interfaces, and one for messages, which uses the address for control.
+
     Args:
       listener: Listener of this process.
-      sockets: Pairs of ranks, and the number of their sockets.
+      pairs: Own rank and other rank; the other one's process, and the number of sockets for data.
+      num_ranks: Number of ranks of the job.
       timeout_s: The longest wait for the peers.
       check: Called while it waits; what it raises is raised.
 
     Raises:
       TransportError: a peer could not be reached, or did not connect, within `timeout_s`.
     """
-    of_pairs = {pair: sockets.wanted(listener, pair) for pair in sockets.pairs}
-    wanted = [way for _, ways in of_pairs.values() for way in ways]
-    links = _connect_channels(listener, wanted, timeout_s, check)
+    wanted: dict[tuple[int, int], list[_Wanted]] = {}
+    lanes: dict[tuple[int, int], int] = {}
+    for pair, (info, num_data) in pairs.items():
+        ways = _pairs(listener, info)[:DEVICE_SOCKETS]
+        lanes[pair] = max(1, num_data // len(ways))
+        first = min(pair) * num_ranks + max(pair)
+        channels = enumerate([None, *ways] * lanes[pair], first * 2 * DEVICE_SOCKETS)
+        wanted[pair] = [_Wanted(info, _FIRST_DEVICE_SOCKET + i, way) for i, way in channels]
+    every = [way for ways in wanted.values() for way in ways]
+    links = _connect_channels(listener, every, timeout_s, check)
     return [
-        RankSockets(*pair, num_lanes, [links[way.info.process, way.channel] for way in ways])
-        for pair, (num_lanes, ways) in of_pairs.items()
+        RankSockets(*pair, lanes[pair], [links[way.info.process, way.channel] for way in ways])
+        for pair, ways in wanted.items()
     ]
 
 

@@ -50,16 +50,6 @@ def partners(process: int, members: Sequence[ProcessInfo]) -> set[int]:
     return found - {process}
 
 
-class _Pair:
-    """Connection to one peer: absent, being made, connected or failed."""
-
-    def __init__(self) -> None:
-        self.is_claimed = False  # by the thread that connects
-        self.is_absent = False  # the peer has left the job
-        self.done = threading.Event()
-        self.error: JaxhetError | None = None
-
-
 class Connector:
     """Connections of this process to peers, made when they are needed.
 
@@ -85,12 +75,13 @@ class Connector:
         self._open_peer = open_peer
         self._membership = membership
         self._lock = threading.Lock()
-        self._pairs = {
-            info.process: _Pair() for info in members if info.process != listener.process
+        self._absent: set[int] = set()  # peers that have left the job
+        # Done when the peer is connected, or can't be; running while a thread connects it.
+        self._connections: dict[int, concurrent.futures.Future[None]] = {
+            info.process: concurrent.futures.Future() for info in members
         }
         for process in connected:
-            self._pairs[process].is_claimed = True
-            self._pairs[process].done.set()
+            self._connections[process].set_result(None)
         self._fail: Callable[[JaxhetError], None] = lambda error: None
         self._is_closing = False
 
@@ -110,20 +101,18 @@ class Connector:
           PeerError: One has left the job.
           TransportError: One can't be reached.
         """
-        waiting = [p for p in sorted(processes) if not self._pairs[p].done.is_set()]
+        waiting = [p for p in sorted(processes) if not self._connections[p].done()]
         if waiting:
             self._membership.ask_for(waiting)
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:  # peers may be slow
             list(pool.map(self._connect, waiting))
-        for pair in map(self._pairs.__getitem__, waiting):
-            pair.done.wait()  # another thread may connect it
-            if pair.error is not None:
-                raise pair.error
+        for process in waiting:
+            self._connections[process].result()  # another thread may connect it
 
     def has(self, process: int) -> bool:
         """Whether a peer is connected."""
-        pair = self._pairs[process]
-        return pair.done.is_set() and pair.error is None
+        connection = self._connections[process]
+        return connection.done() and connection.exception() is None
 
     def close(self) -> None:
         """Stops listening, and makes no more connections."""
@@ -136,21 +125,22 @@ class Connector:
 
     def _connect(self, process: int) -> None:
         """Connects a peer, unless another thread does."""
-        pair = self._pairs[process]
+        connection = self._connections[process]
         with self._lock:
-            if pair.is_claimed:
+            if connection.running() or connection.done():
                 return
-            pair.is_claimed = True
+            connection.set_running_or_notify_cancel()
         try:
             self._open(process)
         except Exception as error:  # a waiting thread must learn of every error
             info = self._members[process]
             other = TransportError(f"no connection to {info}: {error!r}")
-            pair.error = error if isinstance(error, JaxhetError) else other
+            ours = error if isinstance(error, JaxhetError) else other
             if not self._is_closing:
-                self._fail(pair.error)
-        finally:
-            pair.done.set()
+                self._fail(ours)
+            connection.set_exception(ours)
+        else:
+            connection.set_result(None)
 
     def _open(self, process: int) -> None:
         def check() -> None:
@@ -168,7 +158,7 @@ class Connector:
         if self._is_closing:
             raise UsageError("jaxhet is shut down in this process")
         self._membership.check()
-        if self._pairs[process].is_absent:
+        if process in self._absent:
             raise PeerError(
                 f"{self._members[process]} has left the job: its program ended or called"
                 " jaxhet.shutdown. All processes must run the same programs."
@@ -181,4 +171,4 @@ class Connector:
         ).start()
 
     def _is_absent(self, process: int) -> None:
-        self._pairs[process].is_absent = True
+        self._absent.add(process)

@@ -30,7 +30,12 @@ _NO_CLOCK = -1  # number of a question whose answer is no reading of the clock
 
 
 class Membership:
-    """A process's connection to the coordinator, and the facts received from it."""
+    """A process's connection to the coordinator, and the facts received from it.
+
+    Attributes:
+      failure: The first failure that the coordinator has reported, or None.
+      loss: The error if the coordinator has exited or is silent, or None.
+    """
 
     def __init__(self, sock: socket.socket, channel: Channel):
         self._sock = sock
@@ -38,9 +43,9 @@ class Membership:
         self._channel = channel
         self._send_lock = threading.Lock()  # a frame may be longer than a socket takes at once
         self._lock = threading.Lock()
-        self._failure: JaxhetError | None = None
         self._reader: threading.Thread | None = None
-        self._loss: TransportError | None = None
+        self.failure: JaxhetError | None = None
+        self.loss: TransportError | None = None
         self._on_loss: Callable[[], None] = lambda: None
         self._left = threading.Event()
         self._unanswered = 0  # questions since the coordinator's last message
@@ -121,23 +126,11 @@ class Membership:
         host = self._sock.getpeername()[0]
         return "" if host == self.local_address else host
 
-    @property
-    def failure(self) -> JaxhetError | None:
-        """The first failure that the coordinator has reported."""
-        with self._lock:
-            return self._failure
-
-    @property
-    def loss(self) -> TransportError | None:
-        """The error if the coordinator has exited or is silent; else None."""
-        with self._lock:
-            return self._loss
-
     def when_lost(self, action: Callable[[], None]) -> None:
         """Calls a function once when the coordinator is lost, or now if it is lost already."""
         with self._lock:
             self._on_loss = action
-            is_lost = self._loss is not None
+            is_lost = self.loss is not None
         if is_lost:
             action()
 
@@ -186,7 +179,7 @@ class Membership:
         # receives bytes, drops its unsent ones.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        if self._reader is not None and self._loss is None:
+        if self._reader is not None and self.loss is None:
             self._reader.join(_CLOSE_TIMEOUT_S)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -232,7 +225,7 @@ class Membership:
         loss = self._lost(what)
         self._set(loss)
         with self._lock:
-            is_first, self._loss = self._loss is None, self._loss or loss
+            is_first, self.loss = self.loss is None, self.loss or loss
             action = self._on_loss
         if is_first:
             action()
@@ -259,7 +252,7 @@ class Membership:
 
     def _set(self, failure: JaxhetError) -> None:
         with self._lock:
-            self._failure = self._failure or failure
+            self.failure = self.failure or failure
 
 
 def connect(address: str, secret: bytes, timeout_s: float) -> Membership:

@@ -9,28 +9,6 @@ from jaxhet._job import announced
 UNASSIGNED = -1  # a process id, or a number of processes, that the coordinator gives
 
 
-def missing(config: Config) -> dict[str, str]:
-    """Options that are required and not given, each with a hint how to give it.
-
-    Raises:
-      UsageError: The islands are not announced as they should be.
-    """
-    given = config.process_id is not None
-    is_counted = config.num_processes is not None or bool(announced.sizes(config.islands))
-    absent = {
-        "coordinator_address": config.coordinator_address is None,
-        "num_processes": given and not is_counted and not config.launched,
-        "process_id": not given and config.island_process_id is None,
-        "island": not given and bool(config.islands) and config.island is None,
-    }
-    return {
-        name: f"pass it to jaxhet.initialize, set JAXHET_{name.upper()}, or start the program with"
-        " `jaxhet launch`"
-        for name, is_absent in absent.items()
-        if is_absent
-    }
-
-
 def complete(config: Config, hints: Iterable[str] = ()) -> Config:
     """Derives the process id and the number of processes where islands and sizes are known.
 
@@ -45,8 +23,7 @@ def complete(config: Config, hints: Iterable[str] = ()) -> Config:
     Raises:
       UsageError: Something is missing, or contradicts the islands that were announced.
     """
-    for name, how in missing(config).items():
-        raise UsageError("; ".join((f"no {name}: {how}", *hints)))
+    _check_given(config, hints)
     _check_island(config)
     config = config.filled(_derived(config))
     process, count = config.process_id, config.num_processes
@@ -69,6 +46,23 @@ def name(config: Config) -> str:
     if config.process_id is not None:
         return f"process {config.process_id}"
     return f"process {config.island_process_id} of island {config.island!r}"
+
+
+def _check_given(config: Config, hints: Iterable[str]) -> None:
+    given = config.process_id is not None
+    is_counted = config.num_processes is not None or bool(announced.sizes(config.islands))
+    absent = {
+        "coordinator_address": config.coordinator_address is None,
+        "num_processes": given and not is_counted and not config.launched,
+        "process_id": not given and config.island_process_id is None,
+        "island": not given and bool(config.islands) and config.island is None,
+    }
+    if name := next((name for name, is_absent in absent.items() if is_absent), None):
+        how = (
+            f"no {name}: pass it to jaxhet.initialize, set JAXHET_{name.upper()}, or start the"
+            " program with `jaxhet launch`"
+        )
+        raise UsageError("; ".join((how, *hints)))
 
 
 def _check_island(config: Config) -> None:

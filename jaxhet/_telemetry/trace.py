@@ -20,11 +20,11 @@ from jaxhet._errors import UsageError
 from jaxhet._job.clock import Reading, now_us
 from jaxhet._log import LOGGER
 from jaxhet._session import Observer, Session
+from jaxhet._telemetry import TRACE_FILE
 
 if TYPE_CHECKING:
     from jaxhet._job.membership import Membership
 
-FILES = "jaxhet-*.trace.json"
 _MOST_ROWS = 100_000  # limit for the rows of a process
 
 Event = dict[str, Any]
@@ -79,7 +79,7 @@ class Trace(Observer):
     def _write(self) -> None:
         if self._session.error() is None:  # the coordinator may be what failed
             self._read_clock()
-        path = self._folder / f"jaxhet-{self._session.process}.trace.json"
+        path = self._folder / TRACE_FILE.format(self._session.process)
         partial = path.with_suffix(".partial")
         try:
             partial.write_text(json.dumps(self._content()))

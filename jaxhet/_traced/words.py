@@ -106,11 +106,6 @@ def _ids_text(devices: Any) -> str:
     return f"{len(ids)} devices {digest(str(ids))}" if len(ids) > _MOST_IDS_SHOWN else str(ids)
 
 
-def devices_text(devices: Any) -> str:
-    """The ids of devices, in their order."""
-    return f"on {_ids_text(devices)}"
-
-
 def _spec_text(spec: jax.sharding.PartitionSpec) -> str:
     """A spec in words. Its sets of axes have one order in all processes."""
     return re.sub(r"\{(.*?)\}", lambda m: f"{{{', '.join(sorted(m[1].split(', ')))}}}", str(spec))
@@ -226,9 +221,8 @@ class Describer:
         devices = getattr(value, "_device_assignment", None) or ()
         of_xla = getattr(value, "_hlo_sharding", "")
         held = self._parts_text(functions.attributes(value))
-        return (
-            f"{type(value).__qualname__} {of_xla}{held} {value.memory_kind} {devices_text(devices)}"
-        )
+        words = f"{type(value).__qualname__} {of_xla}{held} {value.memory_kind}"
+        return f"{words} on {_ids_text(devices)}"
 
     def _tree_text(self, tree: Any) -> str:
         if (node := tree.node_data()) is None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxhet._errors import UsageError
+from jaxhet._telemetry import TRACE_FILE
 
 
 def trace(
@@ -23,12 +24,11 @@ def trace(
     or the job fails. Copy the files of all hosts into FOLDER. Rows are ranks and transports. Times
     are on the coordinator's clock, which each process has measured.
     """
-    from jaxhet._telemetry.trace import FILES  # and with it JAX
-
-    traces = [_read(path) for path in sorted(folder.glob(FILES))]
+    files = TRACE_FILE.format("*")
+    traces = [_read(path) for path in sorted(folder.glob(files))]
     if not traces:
         raise UsageError(
-            f"{folder} has no {FILES}; start the job with JAXHET_TRACE_FOLDER={folder}: each"
+            f"{folder} has no {files}; start the job with JAXHET_TRACE_FOLDER={folder}: each"
             " process writes its file there when it leaves or the job fails"
         )
     merged = merge(folder, traces)

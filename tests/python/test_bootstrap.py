@@ -65,7 +65,7 @@ def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: i
     with concurrent.futures.ThreadPoolExecutor() as pool:
         engines = list(pool.map(start, range(2)))
         assert _num_sockets() - sockets_before == 2 * num_sockets
-        paths = [engine.path_to(1 - process)[0] for process, engine in enumerate(engines)]
+        paths = [engine.transport_of(1 - process)[0] for process, engine in enumerate(engines)]
         assert paths == ["socket" if platform == "cpu" else ""] * 2
         list(pool.map(lambda engine: engine.close(5_000), engines))
     for listener in listeners:
@@ -214,7 +214,7 @@ def test_connections_that_nobody_takes_end_with_the_listener() -> None:
 
 @pytest.mark.parametrize(
     ("round_trip_ms", "fewest", "pairs", "sockets"),
-    [(0, 2, 1, 2), (15, 2, 1, 2), (80, 2, 1, 6), (80, 2, 3, 6), (999, 2, 1, 16), (80, 0, 1, 0)],
+    [(0, 2, 1, 2), (15, 2, 1, 3), (40, 2, 1, 8), (40, 2, 3, 9), (999, 2, 1, 16), (80, 0, 1, 0)],
 )
 def test_long_round_trip_needs_more_sockets(
     round_trip_ms: int, fewest: int, pairs: int, sockets: int
@@ -300,9 +300,8 @@ def test_messages_of_device_channels_reach_the_main_address() -> None:
 
     def connect(process: int) -> list[Link]:
         pairs = {(process, 1 - process): (ends.infos[1 - process], 5)}
-        wanted = bootstrap.DeviceSockets(pairs, 2, 12)
         [sockets] = bootstrap.connect_device_channels(
-            ends.listeners[process], wanted, 10.0, lambda: None
+            ends.listeners[process], pairs, 2, 10.0, lambda: None
         )
         assert sockets.num_lanes == 2
         return list(sockets.links)

@@ -94,7 +94,7 @@ _MAY_IMPORT = {
         "jaxhet._net",
         "jaxhet._options",
         "jaxhet._plan",
-        "jaxhet._telemetry.trace",
+        "jaxhet._telemetry.TRACE_FILE",
     ),
     "jaxhet/": ("jaxhet",),
     "models/": ("models", "jaxhet:public"),
