@@ -318,11 +318,8 @@ class VerbsLiar {
     InputReader reader(offer);
     theirs_ = reader.Take<verbs::OfferInfo>();
     nic_pair_ = reader.Take<verbs::NicPairInfo>();
-    verbs::Route route = verbs::RouteOf(nic_.info, ThePeer().nics.options());
-    route.qp_num = nic_pair_.qp_num;
-    route.psn = nic_pair_.psn;
     for (int i = 0; i < 64; ++i) PostReceive();
-    qp_.Connect(route);
+    qp_.Connect(nic_.info, ThePeer().nics.options(), nic_pair_);
   }
 
   // Writes a header into the slot that the immediate names, or another one, and waits until both

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <random>
 
@@ -33,21 +34,19 @@ void SetNonBlocking(int fd) {
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) ThrowErrno("fcntl(F_SETFL)");
 }
 
-ibv::Mr* Register(const ProtectionDomain& domain, std::span<std::byte> memory, int access) {
+ibv::Mr* Register(const ProtectionDomain& domain, std::span<std::byte> memory, int access,
+                  const DmaBuf* dma_buf) {
   const VerbsApi& api = domain.context().api();
   // Completion is taken from the CQ alone, never from the memory, so that writes may pass each
   // other on their way to it. Devices that can't do that ignore the flag.
-  const auto flags = static_cast<unsigned>(access | ibv::kAccessRelaxedOrdering);
+  access |= ibv::kAccessRelaxedOrdering;
   const auto address = reinterpret_cast<uint64_t>(memory.data());
-  return api.reg_mr_iova2(domain.get(), memory.data(), memory.size(), address, flags);
-}
-
-ibv::Mr* RegisterDmaBuf(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
-                        size_t offset, int access) {
-  const VerbsApi& api = domain.context().api();
-  const auto address = reinterpret_cast<uint64_t>(memory.data());
-  return api.reg_dmabuf_mr(domain.get(), offset, memory.size(), address, dma_buf,
-                           access | ibv::kAccessRelaxedOrdering);
+  if (dma_buf != nullptr) {
+    return api.reg_dmabuf_mr(domain.get(), dma_buf->offset, memory.size(), address,
+                             dma_buf->fd.get(), access);
+  }
+  return api.reg_mr_iova2(domain.get(), memory.data(), memory.size(), address,
+                          static_cast<unsigned>(access));
 }
 
 uint32_t RandomPsn() { return std::random_device()() & 0xff'ffff; }
@@ -97,15 +96,12 @@ ProtectionDomain::ProtectionDomain(const Context& context)
       pd_(Made(context.api().alloc_pd(context.get()), "ibv_alloc_pd", context.name()),
           context.api().dealloc_pd) {}
 
-MemoryRegion::MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access)
-    : mr_(Made(Register(domain, memory, access), StrCat("ibv_reg_mr of ", memory.size(), " bytes"),
+MemoryRegion::MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access,
+                           const DmaBuf* dma_buf)
+    : mr_(Made(Register(domain, memory, access, dma_buf),
+               StrCat(dma_buf == nullptr ? "ibv_reg_mr" : "ibv_reg_dmabuf_mr", " of ",
+                      memory.size(), " bytes"),
                domain.context().name()),
-          domain.context().api().dereg_mr) {}
-
-MemoryRegion::MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
-                           size_t offset, int access)
-    : mr_(Made(RegisterDmaBuf(domain, memory, dma_buf, offset, access),
-               StrCat("ibv_reg_dmabuf_mr of ", memory.size(), " bytes"), domain.context().name()),
           domain.context().api().dereg_mr) {}
 
 CompletionQueue::CompletionQueue(const Context& context, int num_entries)
@@ -164,30 +160,30 @@ QueuePair::QueuePair(const ProtectionDomain& domain, const CompletionQueue& cq,
   Modify("INIT", attr, ibv::kQpState | ibv::kQpPkeyIndex | ibv::kQpPort | ibv::kQpAccessFlags);
 }
 
-void QueuePair::Connect(const Route& route) {
+void QueuePair::Connect(const NicInfo& own, const Options& options, const NicPairInfo& peer) {
   ibv::QpAttr attr;
   attr.qp_state = ibv::kQpStateRtr;
-  attr.path_mtu = route.mtu;
-  attr.dest_qp_num = route.qp_num;
-  attr.rq_psn = route.psn;
+  attr.path_mtu = std::min(own.mtu, static_cast<int>(peer.mtu));
+  attr.dest_qp_num = peer.qp_num;
+  attr.rq_psn = peer.psn;
   attr.max_dest_rd_atomic = 1;
   attr.min_rnr_timer = 12;  // 0.64 ms
-  attr.ah_attr.dlid = route.lid;
-  attr.ah_attr.sl = route.service_level;
+  attr.ah_attr.dlid = peer.lid;
+  attr.ah_attr.sl = static_cast<uint8_t>(options.service_level);
   attr.ah_attr.port_num = CheckedCast<uint8_t>(port_);
-  attr.ah_attr.is_global = route.is_global ? 1 : 0;
-  attr.ah_attr.grh.dgid = route.gid;
-  attr.ah_attr.grh.sgid_index = route.gid_index;
+  attr.ah_attr.is_global = own.is_infiniband ? 0 : 1;
+  attr.ah_attr.grh.dgid.raw = peer.gid;
+  attr.ah_attr.grh.sgid_index = static_cast<uint8_t>(own.gid.index);
   attr.ah_attr.grh.hop_limit = 255;
-  attr.ah_attr.grh.traffic_class = route.traffic_class;
+  attr.ah_attr.grh.traffic_class = static_cast<uint8_t>(options.traffic_class);
   Modify("RTR", attr,
          ibv::kQpState | ibv::kQpAv | ibv::kQpPathMtu | ibv::kQpDestQpn | ibv::kQpRqPsn |
              ibv::kQpMaxDestRdAtomic | ibv::kQpMinRnrTimer);
   attr = {};
   attr.qp_state = ibv::kQpStateRts;
   attr.sq_psn = psn_;
-  attr.timeout = route.timeout;
-  attr.retry_cnt = route.retries;
+  attr.timeout = static_cast<uint8_t>(options.timeout);
+  attr.retry_cnt = static_cast<uint8_t>(options.retries);
   attr.rnr_retry = 7;  // for ever: receives are stocked to the credits, so that it does not happen
   attr.max_rd_atomic = 1;
   Modify("RTS", attr,

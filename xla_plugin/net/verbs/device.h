@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "xla_plugin/device/device.h"
 #include "xla_plugin/net/connection.h"
 #include "xla_plugin/net/verbs/verbs_api.h"
 #include "xla_plugin/net/verbs/wire.h"
@@ -15,6 +16,44 @@
 // the object. Constructors and functions throw TransportError, which names call, NIC and errno,
 // unless they return errno.
 namespace jaxhet::verbs {
+
+// No member has a default: those are in the table of jaxhet/_options.py, with the ranges.
+struct Options {
+  std::string devices;    // "mlx5_0,mlx5_1:2"; empty: all
+  int64_t gid_index;      // -1: chosen
+  int64_t pkey_index;     // index in the port's table
+  int64_t qps;            // queue pairs for data, to each peer over each NIC
+  int64_t depth;          // chunks in flight to each peer over each NIC
+  int64_t traffic_class;  // RoCE: field of the IP header
+  int64_t service_level;  // InfiniBand; RoCE: the priority of a VLAN
+  int64_t timeout;        // wait for an acknowledgement: 4.096 us * 2^timeout
+  int64_t retries;        // retransmissions before the queue pair fails
+};
+
+enum class GidType { kInfiniband, kRoceV1, kRoceV2 };
+
+// One entry of a port's GID table that is not empty.
+struct GidEntry {
+  int index = 0;
+  ibv::Gid gid;
+  GidType type = GidType::kInfiniband;
+  std::string netdev;         // empty: none, or one of another network namespace
+  bool netdev_is_up = false;  // true also if the kernel does not say
+};
+
+// One port of an RDMA NIC; `problem` says why it can't be used.
+struct NicInfo {
+  std::string device;
+  int port = 0;
+  std::string name;  // "mlx5_0:1"
+  bool is_infiniband = false;
+  double gbps = 0;  // 0: unknown
+  int mtu = 0;      // active, ibv_mtu
+  uint16_t lid = 0;
+  GidEntry gid;        // RoCE: the entry that is used
+  std::string reason;  // RoCE: why this GID; InfiniBand: how it is addressed; empty: unknown
+  std::string problem;
+};
 
 [[noreturn]] void ThrowCall(std::string_view call, std::string_view where, int error_number,
                             std::string_view advice = {});
@@ -78,10 +117,9 @@ class ProtectionDomain {
 // use the addresses of `memory`, which may be addresses of a device.
 class MemoryRegion {
  public:
-  MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access);
-  // Registers a dma-buf; `memory` starts at `offset` in it. It may be closed afterwards.
-  MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int dma_buf,
-               size_t offset, int access);
+  // With a dma-buf, `memory` starts at its offset there. It may be closed afterwards.
+  MemoryRegion(const ProtectionDomain& domain, std::span<std::byte> memory, int access,
+               const DmaBuf* dma_buf = nullptr);
 
   uint32_t lkey() const { return mr_->lkey; }
   uint32_t rkey() const { return mr_->rkey; }
@@ -117,21 +155,6 @@ struct QueuePairSizes {
   uint32_t receives = 0;
 };
 
-// How to reach the other end of a queue pair.
-struct Route {
-  uint32_t qp_num = 0;
-  uint32_t psn = 0;  // number of the queue pair's first packet
-  ibv::Gid gid;
-  uint16_t lid = 0;
-  bool is_global = false;  // by GID; needed for RoCE
-  uint8_t gid_index = 0;   // ours
-  int mtu = 0;             // ibv_mtu
-  uint8_t traffic_class = 0;
-  uint8_t service_level = 0;
-  uint8_t timeout = 0;
-  uint8_t retries = 0;
-};
-
 // Memory of ours, and the peer's memory that it is written to.
 struct Write {
   uint64_t from = 0;
@@ -152,8 +175,8 @@ class QueuePair {
 
   uint32_t number() const { return qp_->qp_num; }
   uint32_t psn() const { return psn_; }  // number of our first packet
-  // Brings the queue pair to the states RTR and RTS.
-  void Connect(const Route& route);
+  // Brings the queue pair to the states RTR and RTS. `own` is its NIC, `peer` its other end.
+  void Connect(const NicInfo& own, const Options& options, const NicPairInfo& peer);
   // To the error state: the NIC sends and receives nothing more, and flushes what was posted.
   void Kill();
 

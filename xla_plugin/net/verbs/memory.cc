@@ -24,16 +24,9 @@ constexpr size_t kReadBytes = 64;
 
 }  // namespace
 
-NicMemory::NicMemory(NicList nics, std::span<std::byte> memory, int access)
+NicMemory::NicMemory(NicList nics, std::span<std::byte> memory, int access, const DmaBuf* dma_buf)
     : nics_(nics.begin(), nics.end()) {
-  for (const auto& nic : nics) regions_.emplace_back(nic->domain, memory, access);
-}
-
-NicMemory::NicMemory(NicList nics, std::span<std::byte> memory, const DmaBuf& dma_buf, int access)
-    : nics_(nics.begin(), nics.end()) {
-  for (const auto& nic : nics) {
-    regions_.emplace_back(nic->domain, memory, dma_buf.fd.get(), dma_buf.offset, access);
-  }
+  for (const auto& nic : nics) regions_.emplace_back(nic->domain, memory, access, dma_buf);
 }
 
 Staging::Staging(NicList nics, size_t num_slots, size_t slot_bytes, int access)
@@ -70,10 +63,10 @@ class DeviceSlots::Loopback {
         qp_(nic->domain, cq_, {.sends = 1, .receives = 1}, nic->info.port,
             static_cast<uint16_t>(options.pkey_index),
             ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead) {
-    Route route = RouteOf(nic_.info, options);
-    route.qp_num = qp_.number();
-    route.psn = qp_.psn();
-    qp_.Connect(route);
+    NicPairInfo itself = InfoOf(nic_.info);
+    itself.qp_num = qp_.number();
+    itself.psn = qp_.psn();
+    qp_.Connect(nic_.info, options, itself);
   }
 
   const std::string& name() const { return nic_.info.name; }
@@ -144,7 +137,7 @@ DeviceSlots::DeviceSlots(Device& device, NicList nics, const Options& options, s
     bytes_ = {static_cast<std::byte*>(device_address_), num_bytes};
     for (const auto& nic : nics) loopbacks_.push_back(std::make_unique<Loopback>(nic, options));
     const DmaBuf dma_buf = device.ExportDmaBuf(bytes_.data(), num_bytes);
-    region_ = std::make_unique<NicMemory>(nics, bytes_, dma_buf, kAccess);
+    region_ = std::make_unique<NicMemory>(nics, bytes_, kAccess, &dma_buf);
     Prove();
   } catch (const Error& error) {
     why_pinned_ = error.text();

@@ -23,8 +23,7 @@ inline constexpr int kPeerWrites = ibv::kAccessLocalWrite | ibv::kAccessRemoteWr
 class NicMemory {
  public:
   // Memory of the host, or of a device that has exported it as a dma-buf.
-  NicMemory(NicList nics, std::span<std::byte> memory, int access);
-  NicMemory(NicList nics, std::span<std::byte> memory, const DmaBuf& dma_buf, int access);
+  NicMemory(NicList nics, std::span<std::byte> memory, int access, const DmaBuf* dma_buf = nullptr);
   NicMemory(const NicMemory&) = delete;
   NicMemory& operator=(const NicMemory&) = delete;
 

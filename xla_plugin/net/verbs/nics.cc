@@ -172,16 +172,14 @@ std::string Describe(std::span<const GidEntry> table) {
 
 }  // namespace
 
-Route RouteOf(const NicInfo& nic, const Options& options) {
-  return {.gid = nic.gid.gid,
-          .lid = nic.lid,
-          .is_global = !nic.is_infiniband,
-          .gid_index = static_cast<uint8_t>(nic.gid.index),
-          .mtu = nic.mtu,
-          .traffic_class = static_cast<uint8_t>(options.traffic_class),
-          .service_level = static_cast<uint8_t>(options.service_level),
-          .timeout = static_cast<uint8_t>(options.timeout),
-          .retries = static_cast<uint8_t>(options.retries)};
+NicPairInfo InfoOf(const NicInfo& nic) {
+  NicPairInfo info{};
+  nic.name.copy(info.nic.data(), info.nic.size() - 1);
+  info.gid = nic.gid.gid.raw;
+  info.mtu = static_cast<uint32_t>(nic.mtu);
+  info.lid = nic.lid;
+  info.is_infiniband = nic.is_infiniband ? 1 : 0;
+  return info;
 }
 
 std::vector<OpenNic> ListNics(const VerbsApi& api, const Options& options) {

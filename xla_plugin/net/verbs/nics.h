@@ -17,30 +17,6 @@
 
 namespace jaxhet::verbs {
 
-// No member has a default: those are in the table of jaxhet/_options.py, with the ranges.
-struct Options {
-  std::string devices;    // "mlx5_0,mlx5_1:2"; empty: all
-  int64_t gid_index;      // -1: chosen
-  int64_t pkey_index;     // index in the port's table
-  int64_t qps;            // queue pairs for data, to each peer over each NIC
-  int64_t depth;          // chunks in flight to each peer over each NIC
-  int64_t traffic_class;  // RoCE: field of the IP header
-  int64_t service_level;  // InfiniBand; RoCE: the priority of a VLAN
-  int64_t timeout;        // wait for an acknowledgement: 4.096 us * 2^timeout
-  int64_t retries;        // retransmissions before the queue pair fails
-};
-
-enum class GidType { kInfiniband, kRoceV1, kRoceV2 };
-
-// One entry of a port's GID table that is not empty.
-struct GidEntry {
-  int index = 0;
-  ibv::Gid gid;
-  GidType type = GidType::kInfiniband;
-  std::string netdev;         // empty: none, or one of another network namespace
-  bool netdev_is_up = false;  // true also if the kernel does not say
-};
-
 // "::ffff:10.0.0.1", "fe80::1".
 std::string ToString(const ibv::Gid& gid);
 bool IsIpv4(const ibv::Gid& gid);
@@ -57,20 +33,6 @@ bool NetdevIsUp(const std::string& netdev, const std::string& folder = "/sys/cla
 
 // Longest chunk of a connection. Soft-RoCE sends no longer messages; other NICs do.
 inline constexpr size_t kMostMessageBytes = size_t{8} << 20;
-
-// One port of an RDMA NIC; `problem` says why it can't be used.
-struct NicInfo {
-  std::string device;
-  int port = 0;
-  std::string name;  // "mlx5_0:1"
-  bool is_infiniband = false;
-  double gbps = 0;  // 0: unknown
-  int mtu = 0;      // active, ibv_mtu
-  uint16_t lid = 0;
-  GidEntry gid;        // RoCE: the entry that is used
-  std::string reason;  // RoCE: why this GID; InfiniBand: how it is addressed; empty: unknown
-  std::string problem;
-};
 
 // A port that is in use, and what all connections over it share.
 struct Nic {
@@ -110,8 +72,8 @@ class Nics {
   std::optional<Error> failure_;
 };
 
-// Route of a queue pair from the NIC to itself. Another NIC has other addresses.
-Route RouteOf(const NicInfo& nic, const Options& options);
+// Description of a NIC of ours for the peer, but for keys and the queue pair.
+NicPairInfo InfoOf(const NicInfo& nic);
 
 struct OpenNic {
   NicInfo info;

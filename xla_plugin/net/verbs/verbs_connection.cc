@@ -62,16 +62,6 @@ void CheckReachable(const NicInfo& own, const NicPairInfo& peer, std::string_vie
 
 }  // namespace
 
-NicPairInfo InfoOf(const NicInfo& nic) {
-  NicPairInfo info{};
-  nic.name.copy(info.nic.data(), info.nic.size() - 1);
-  info.gid = nic.gid.gid.raw;
-  info.mtu = static_cast<uint32_t>(nic.mtu);
-  info.lid = nic.lid;
-  info.is_infiniband = nic.is_infiniband ? 1 : 0;
-  return info;
-}
-
 // Sends: `depth` chunks, and a credit for each slot. Receives: a chunk and a credit for each slot.
 // A queue pair that fails leaves completions of all that was posted.
 VerbsConnection::NicPair::NicPair(std::shared_ptr<Nic> its_nic, size_t its_index,
@@ -175,13 +165,7 @@ void VerbsConnection::SetUpNicPair(NicPair& pair, NicPairInfo peer) {
   for (size_t i = 0; i < 2 * slots_.size(); ++i) {
     if (const int error = pair.qp.PostReceive()) ThrowCall("ibv_post_recv", own.name, error);
   }
-  Route route = RouteOf(own, options_);
-  route.qp_num = peer.qp_num;
-  route.psn = peer.psn;
-  route.gid.raw = peer.gid;
-  route.lid = peer.lid;
-  route.mtu = std::min(own.mtu, static_cast<int>(peer.mtu));
-  pair.qp.Connect(route);
+  pair.qp.Connect(own, options_, peer);
 }
 
 std::vector<Pollable*> VerbsConnection::Pollables() {

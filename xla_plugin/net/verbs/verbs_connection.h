@@ -154,9 +154,6 @@ class VerbsConnection final : public Connection {
   bool is_lost_ = false;
 };
 
-// Description of a NIC of ours for the peer, but for keys and the queue pair.
-NicPairInfo InfoOf(const NicInfo& nic);
-
 }  // namespace jaxhet::verbs
 
 #endif  // XLA_PLUGIN_NET_VERBS_VERBS_CONNECTION_H_
