@@ -142,9 +142,6 @@ def nics(options: Mapping[str, int | str]) -> list[dict[str, Any]]:
     (why this GID, or how InfiniBand is addressed), problem (why it is not used).
     """
 
-def pci_address(folder: str) -> str:
-    """PCI address of the NIC with this folder of sysfs; "" for one in software."""
-
 class Relay:
     """A proxy between JAX's client and its service; see relay.h."""
 

@@ -40,7 +40,6 @@ PROOF_BYTES: int = _engine.PROOF_BYTES
 # Functions without a state, described in `_engine.pyi`.
 fail_exit = _engine.fail_exit
 limit_finalization = _engine.limit_finalization
-pci_address = _engine.pci_address
 vendors = _engine.vendors
 
 _sessions = itertools.count(1)

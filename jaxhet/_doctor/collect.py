@@ -56,7 +56,6 @@ def read_vendors(root: pathlib.Path) -> tuple[Vendor, ...]:
                     id=f"{name}:{info['ordinal']}",
                     name=info["name"],
                     pci=info["pci"].lower(),
-                    uuid=info["uuid"],
                     driver=BY_NAME[name].driver_version(info["driver_version"]),
                     stream_values=info["stream_values"],
                     dma_buf=info["dma_buf"],

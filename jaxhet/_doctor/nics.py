@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxhet import _ffi
 from jaxhet._config import Config
-from jaxhet._doctor.files import names, number, read
+from jaxhet._doctor.files import names, read
 from jaxhet._doctor.report import Gid, Nic, Port
 from jaxhet._errors import TransportError
 
@@ -66,10 +66,6 @@ def _nic(root: pathlib.Path, name: str, choice: Choice) -> Nic:
         problem = "it is an iWARP NIC; jaxhet uses InfiniBand and RoCE"
     return Nic(
         name=name,
-        pci=_ffi.pci_address(str(root / folder)),
-        numa_node=number(read(root, f"{folder}/device/numa_node"), -1),
-        model=read(root, f"{folder}/board_id") or read(root, f"{folder}/node_desc"),
-        firmware=read(root, f"{folder}/fw_ver"),
         problem=problem or choice.problem_of(name),
         ports=tuple(
             _port(root, f"{folder}/ports/{port}", int(port), choice.of(name, int(port)))

@@ -7,7 +7,7 @@ None. `SCHEMA` changes when a field is removed or gets another meaning, not when
 import dataclasses
 from typing import Literal
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,6 @@ class Gpu:
       id: Vendor and the driver's number in this process, for example "cuda:0".
       name: Name of the product.
       pci: PCI address of the GPU.
-      uuid: 32 hexadecimal digits.
       driver: The version of the driver's interface.
       stream_values: Whether streams can wait for values in memory.
       dma_buf: Whether memory can be exported as dma-buf, for a NIC.
@@ -99,7 +98,6 @@ class Gpu:
     id: str
     name: str
     pci: str
-    uuid: str
     driver: str
     stream_values: bool
     dma_buf: bool
@@ -175,19 +173,11 @@ class Nic:
 
     Attributes:
       name: For example "mlx5_0".
-      pci: PCI address of the NIC; "" for one in software.
-      numa_node: NUMA node; -1: the kernel knows none.
-      model: Model, in the words of the NIC.
-      firmware: Version of the firmware.
       problem: Why this process can't use it, or "".
       ports: Ports of the NIC.
     """
 
     name: str
-    pci: str
-    numa_node: int
-    model: str
-    firmware: str
     problem: str
     ports: tuple[Port, ...]
 

@@ -95,10 +95,7 @@ def _of_vendor(vendor: Vendor) -> Iterable[tuple[str, str]]:
 
 
 def _of_nic(nic: Nic) -> Iterable[tuple[str, str]]:
-    where = f"{nic.pci}, NUMA node {nic.numa_node}" if nic.pci else "in software"
-    firmware = f", firmware {nic.firmware}" if nic.firmware else ""
-    problem = f"; off: {nic.problem}" if nic.problem else ""
-    yield nic.name, f"{nic.model or 'unknown model'}, {where}{firmware}{problem}"
+    yield nic.name, f"off: {nic.problem}" if nic.problem else "usable"
     for port in nic.ports:
         mtu = f"MTU {port.active_mtu}" if port.active_mtu else "MTU unknown without libibverbs"
         layer = "RoCE" if port.link_layer == "Ethernet" else port.link_layer

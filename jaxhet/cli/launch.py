@@ -27,6 +27,7 @@ from jaxhet._errors import UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._launch import environ as _environ
 from jaxhet._launch import remote as _remote
+from jaxhet._net.addresses import join_address
 from jaxhet.cli import _cluster, _guardian, _ssh
 from jaxhet.cli._cluster import Place
 from jaxhet.cli._lines import write
@@ -204,7 +205,7 @@ class _Job:
         self._held_port = stack.enter_context(hold_port(options.port, host))
         self._guardian_fd = start_guardian(stack)
         port = self._held_port.getsockname()[1]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = join_address(host, port)
         self._of_job = {
             "JAXHET_LAUNCHED": "1",
             "JAXHET_NUM_PROCESSES": str(len(places)),

@@ -21,7 +21,7 @@ def test_doctor_lists_the_gpus_of_this_machine():
     report = json.loads(ended.stdout)
     assert ended.returncode == (0 if report["ok"] else 1), ended.stderr
     for (name, devices, _), vendor in zip(found, report["vendors"], strict=True):
-        assert [gpu["uuid"] for gpu in vendor["gpus"]] == [d["uuid"] for d in devices]
+        assert [gpu["pci"] for gpu in vendor["gpus"]] == [d["pci"].lower() for d in devices]
         for gpu in vendor["gpus"]:
             assert gpu["id"].startswith(f"{name}:")
             assert gpu["name"]

@@ -197,7 +197,6 @@ nb::dict ToDict(const DeviceInfo& info) {
   dict["name"] = info.name;
   dict["model"] = info.model;
   dict["pci"] = info.pci_bus_id;
-  dict["uuid"] = info.uuid;
   dict["driver_version"] = info.driver_version;
   dict["stream_values"] = info.stream_values;
   dict["dma_buf"] = info.dma_buf;
@@ -393,8 +392,6 @@ NB_MODULE(_engine, m) {
                           std::move(text), code);
       },
       nb::arg("limit_s"), nb::arg("text"), nb::arg("code"));
-
-  m.def("pci_address", &jaxhet::verbs::PciAddressOf, nb::arg("folder"));
 
   nb::dict kinds;
   for (const auto& [name, kind] : jaxhet::kExchangeKinds) {

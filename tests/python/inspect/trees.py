@@ -42,26 +42,18 @@ class Tree:
         up = pathlib.Path(*[".."] * (len(pathlib.Path(path).parts) - 1))
         place.symlink_to(up / target)
 
-    def pci(self, path: str, numa_node: int = 0, vendor: int = 0, class_: int = 0) -> str:
+    def pci(self, path: str, vendor: int, class_: int) -> str:
         """A device below /sys/devices, by its whole path; returns its address."""
         address = path.rpartition("/")[2]
         folder = f"sys/devices/{path}"
-        self.file(f"{folder}/numa_node", numa_node)
         self.file(f"{folder}/vendor", f"{vendor:#06x}")
         self.file(f"{folder}/class", f"{class_:#08x}")
         self.link(f"sys/bus/pci/devices/{address}", folder)
         return address
 
-    def nic(
-        self, name: str, pci: str = "pci0000:00/0000:00:01.0/0000:01:00.0", below: str = ""
-    ) -> None:
+    def nic(self, name: str) -> None:
         """A NIC without ports, that programs can open."""
-        self.pci(pci)
-        folder = f"sys/class/infiniband/{name}"
-        self.link(f"{folder}/device", f"sys/devices/{pci}{below}")
-        self.file(f"{folder}/node_type", "1: CA")
-        self.file(f"{folder}/board_id", "MT_0000000838")
-        self.file(f"{folder}/fw_ver", "28.39.2048")
+        self.file(f"sys/class/infiniband/{name}/node_type", "1: CA")
         self.file("sys/class/infiniband_verbs/uverbs0/ibdev", name)
         self.file("dev/infiniband/uverbs0", "")
 
@@ -90,12 +82,8 @@ class Tree:
 
     def soft_roce_host(self) -> None:
         """Files of rdma_rxe on a network device of type dummy, as in Debian's kernel 6.1."""
-        folder = "sys/class/infiniband/rxe0"
-        for name, text in (("node_type", "1: CA"), ("node_desc", "rxe"), ("fw_ver", "")):
-            self.file(f"{folder}/{name}", text)
+        self.nic("rxe0")
         self.file("sys/class/infiniband_verbs/abi_version", 6)
-        self.file("sys/class/infiniband_verbs/uverbs0/ibdev", "rxe0")
-        self.file("dev/infiniband/uverbs0", "")
         self.file("sys/class/net/dummy/mtu", 9000)
         port = self.port("rxe0", "Ethernet", rate="2.5 Gb/sec (1X SDR)")
         self.gid(port, 0, "fe80:0000:0000:0000:c8fe:87ff:fef5:845a", "RoCE v2", "dummy")
