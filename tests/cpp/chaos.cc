@@ -34,7 +34,6 @@ using Random = std::mt19937_64;
 constexpr int64_t kPeerTimeoutMs = 800;
 constexpr int64_t kDeadlineMs = 2'000;
 constexpr int kLines = 8;  // exchanges of the plan
-constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
 
 template <typename T, size_t kCount>
 T AnyOf(const std::array<T, kCount>& values, Random& random) {
@@ -159,8 +158,7 @@ int32_t OpenOperands() {
 // The end that `process` has of the connection that the fault is of.
 Fd& EndOf(const ChaosRound& round, std::vector<std::vector<Ends>>& ends, int process, int peer) {
   Ends& chosen = ends[static_cast<size_t>(process)][static_cast<size_t>(peer)];
-  const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kDisturbData ||
-                       round.fault == Fault::kCorruptData;
+  const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kCorruptData;
   return is_data ? chosen.data[round.seed % chosen.data.size()] : chosen.control;
 }
 
@@ -187,11 +185,8 @@ ChaosOutcome ReadUntil(const Fd& report, Time limit) {
 }  // namespace
 
 std::string_view NameOf(Fault fault) {
-  constexpr std::array<std::string_view, 9> kNames = {"none",         "kill",
-                                                      "stop",         "cut control",
-                                                      "cut data",     "disturb control",
-                                                      "disturb data", "corrupt control",
-                                                      "corrupt data"};
+  constexpr std::array<std::string_view, 7> kNames = {
+      "none", "kill", "stop", "cut control", "cut data", "corrupt control", "corrupt data"};
   return kNames.at(static_cast<size_t>(fault));
 }
 
@@ -202,12 +197,12 @@ ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
                          : AnyOf(std::array{"process_vm", "socket", "socket"}, random);
   encryption = AnyOf(std::array{"off", "off", "auth", "full"}, random);
   num_processes = 2 + static_cast<int>(random() % 2);
-  constexpr std::array kFaults = {
-      Fault::kNone,           Fault::kKill,        Fault::kKill,           Fault::kKill,
-      Fault::kStop,           Fault::kCutData,     Fault::kCutData,        Fault::kCutControl,
-      Fault::kDisturbControl, Fault::kDisturbData, Fault::kCorruptControl, Fault::kCorruptData};
+  constexpr std::array kFaults = {Fault::kNone,       Fault::kKill,       Fault::kKill,
+                                  Fault::kKill,       Fault::kStop,       Fault::kCutData,
+                                  Fault::kCutData,    Fault::kCutControl, Fault::kCorruptControl,
+                                  Fault::kCorruptData};
   fault = AnyOf(kFaults, random);
-  if (fault >= Fault::kDisturbData && encryption == "off") encryption = "auth";
+  if (IsCorruption(fault) && encryption == "off") encryption = "auth";
   victim = static_cast<int>(random() % static_cast<uint64_t>(num_processes));
   other = (victim + 1) % num_processes;
   const uint64_t latest_us =
@@ -218,7 +213,6 @@ ChaosRound::ChaosRound(uint64_t its_seed) : seed(its_seed) {
   constexpr std::array<size_t, 9> kSizes = {0,      1,      7,       1'000,    65'535,
                                             65'536, 65'537, 300'001, 1'048'576};
   for (uint64_t i = random() % 12 + 1; i > 0; --i) sizes.push_back(AnyOf(kSizes, random));
-  for (uint64_t i = random() % 64 + 1; i > 0; --i) junk.push_back(static_cast<char>(random()));
   constexpr std::array kAttacks = {Relay::Attack::kChange, Relay::Attack::kChange,
                                    Relay::Attack::kRepeat, Relay::Attack::kDrop};
   attack = AnyOf(kAttacks, random);
@@ -292,19 +286,14 @@ void ChaosJob::Break() {
       return;
     case Fault::kCorruptControl:
     case Fault::kCorruptData:
-      relay_->Arm(round_.attack, /*least_bytes=*/1, round_.place);
+      relay_->Arm(round_.attack, round_.place);
       return;
     case Fault::kCutControl:
     case Fault::kCutData:
       shutdown(connection_.get(), SHUT_RDWR);
-      break;
-    case Fault::kDisturbControl:
-    case Fault::kDisturbData:
-      [[maybe_unused]] const ssize_t sent =
-          send(connection_.get(), round_.junk.data(), round_.junk.size(), kFlags);
-      break;
+      connection_.Reset();
+      return;
   }
-  connection_.Reset();
 }
 
 std::vector<ChaosOutcome> ChaosJob::Wait(milliseconds longest) {

@@ -23,9 +23,7 @@ enum class Fault : uint8_t {
   kStop,
   kCutControl,
   kCutData,
-  kDisturbControl,  // foreign bytes between two messages
-  kDisturbData,     // foreign bytes between two chunks; only where records are authenticated
-  kCorruptControl,  // bytes changed, repeated or dropped on the way; authenticated, too
+  kCorruptControl,  // bytes changed, repeated or dropped on the way, where they are authenticated
   kCorruptData,
 };
 std::string_view NameOf(Fault fault);
@@ -50,8 +48,7 @@ struct ChaosRound {
   std::chrono::microseconds delay;
   std::chrono::milliseconds stop_time;
   std::vector<size_t> sizes;  // bytes of each rank, by exchange
-  std::string junk;
-  Relay::Attack attack;  // a corruption, and where
+  Relay::Attack attack;       // a corruption, and where
   size_t place;
 };
 

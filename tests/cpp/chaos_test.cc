@@ -15,7 +15,7 @@
 #include "xla_plugin/base/strings.h"
 
 // Random faults: a job of two or three processes, on CPUs or on devices in the host's memory, of
-// which one is killed or stopped, or one connection is cut, disturbed or corrupted, at a random
+// which one is killed or stopped, or one connection is cut or corrupted, at a random
 // moment. Each process ends with the right result or with a named error, in time, and leaves
 // nothing behind. Environment:
 //   CHAOS_ROUNDS  number of rounds (default 20)

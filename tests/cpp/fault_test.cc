@@ -115,18 +115,6 @@ TEST_P(PeerFaultTest, RefusesPeerThatLeft) {
   closer.join();
 }
 
-TEST(FaultTest, CloseWaitsForWhatIsUnderWay) {
-  World world(FaultOptions("socket"));
-  Call call(GatherRequest(0), {8}, {16});
-  call.StartOn(world.engine(0));
-  std::thread closer([&] { world.engine(0).Close(kLong); });
-  std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_FALSE(Gather(world.engine(1), 1, 8));
-  EXPECT_FALSE(call.Wait());
-  world.engine(1).Close(kLong);
-  closer.join();
-}
-
 TEST(FaultTest, CloseFailsWhatIsUnderWay) {
   World world(FaultOptions("socket"));
   Call call(GatherRequest(0), {8}, {16});
@@ -149,8 +137,9 @@ TEST(FaultTest, FailureReachesAll) {
 }
 
 // Neither a running nor a failed engine spins.
-TEST(FaultTest, ThreadsSleepWhenIdle) {
-  World world(FaultOptions("socket"));
+TEST_P(PeerFaultTest, ThreadsSleepWhenIdle) {
+  World world(FaultOptions(GetParam()));
+  for (const auto& error : GatherBoth(world, 300'001)) EXPECT_FALSE(error);
   const auto busy_ms = [] {
     const clock_t begin = clock();
     std::this_thread::sleep_for(milliseconds(400));

@@ -18,16 +18,10 @@ Relay::~Relay() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Relay::Arm(Attack attack, size_t least_bytes, size_t place) {
+void Relay::Arm(Attack attack, size_t place) {
   const std::lock_guard lock(mutex_);
-  least_bytes_ = least_bytes;
   place_ = place;
   attack_ = attack;
-}
-
-bool Relay::has_attacked() const {
-  const std::lock_guard lock(mutex_);
-  return has_attacked_;
 }
 
 void Relay::PassOn(const Fd& from, const Fd& to) {
@@ -47,9 +41,7 @@ void Relay::PassOn(const Fd& from, const Fd& to) {
 
 std::string Relay::Changed(std::string bytes) {
   const std::lock_guard lock(mutex_);
-  if (attack_ == Attack::kNone || bytes.size() < least_bytes_) return bytes;
-  const size_t place = place_ == kMiddle ? bytes.size() / 2 : place_ % bytes.size();
-  has_attacked_ = true;
+  const size_t place = place_ % bytes.size();
   switch (std::exchange(attack_, Attack::kNone)) {
     case Attack::kChange:
       bytes[place] ^= 1;

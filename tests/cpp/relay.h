@@ -19,14 +19,10 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Changes a bit, repeats all, or drops the end of the next bytes that are read together and are
-  // at least this many. `place` is the byte that is changed, or dropped first, modulo their number.
-  // The middle is for tests that attack one message: it may share its read with small ones before
-  // and after it.
+  // Changes a bit, repeats all, or drops the end of the next bytes that are read together. `place`
+  // is the byte that is changed, or dropped first, modulo their number.
   enum class Attack { kNone, kChange, kRepeat, kDrop };
-  static constexpr size_t kMiddle = SIZE_MAX;
-  void Arm(Attack attack, size_t least_bytes, size_t place = kMiddle);
-  bool has_attacked() const;
+  void Arm(Attack attack, size_t place);
 
  private:
   void PassOn(const Fd& from, const Fd& to);
@@ -34,11 +30,9 @@ class Relay {
 
   std::array<Fd, 2> ends_;
   std::array<std::thread, 2> threads_;
-  mutable std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all below
   Attack attack_ = Attack::kNone;
-  size_t least_bytes_ = 0;
   size_t place_ = 0;
-  bool has_attacked_ = false;
 };
 
 }  // namespace jaxhet::testing
