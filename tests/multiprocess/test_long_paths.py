@@ -32,7 +32,7 @@ jaxhet.shutdown()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("delay_ms", "long_sockets"), [(25, 3), (0, 0)])
+@pytest.mark.parametrize(("delay_ms", "long_sockets"), [(26, 10), (0, 0)])
 def test_long_round_trip_gives_a_peer_more_sockets(delay_ms: int, long_sockets: int) -> None:
     with Hosts(2, 0) as net, net.wire(delay_ms, 0):
         ended = hosts.wait(net.start(_JOB, net.job()), 150)
