@@ -256,7 +256,7 @@ class Pipeline:
         """The output of this stage for all tokens: [batch, positions, embed].
 
         Args:
-          model: Makes the model anew where it is used: one can't be carried into a loop.
+          model: Makes the model. Each use calls it: a loop can't use a model from outside.
           sums: Result of `sums_of`.
           tokens: Tokens [batch, positions + 1].
         """

@@ -12,8 +12,9 @@ AXIS = "data"
 EVEN, AUTO = "even", "auto"
 # Times that differ by less are equal. A new split must make a step faster by this part.
 _DRIFT, _LEAST_GAIN = 0.1, 0.03
-# Windows of steps (`--log-every`): as many drifted ones in a row are no stall; an island is
-# measured again after so many at the latest, because the others hide that it has become faster.
+# Numbers of windows of steps (`--log-every`). After so many windows in a row with other times,
+# islands are measured again (one alone may be a stall), and after the second number in any case:
+# an island that has become faster waits for the others, so that no time shows it.
 _DRIFTED_WINDOWS, _LONGEST_TRUST = 2, 50
 
 

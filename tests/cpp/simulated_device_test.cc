@@ -166,7 +166,7 @@ void AbandonWhileStreamsRun(SimulatedRanks& ranks) {
   streams.join();
 }
 
-// The program does not go on without poison, however late it comes to the start.
+// A program that comes to its start after the first Abandon() was over finds poison, too.
 TEST(SimulatedDeviceTest, AbandonGoesOnWhereItRanOutOfTime) {
   SimulatedRanks ranks({.is_zero_copy = true});
   ranks.Start(0, 0, SwapOf(1'500));

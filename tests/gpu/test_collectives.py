@@ -73,8 +73,8 @@ def job(case: Case) -> Iterator[Job]:
     if case.platform == "cuda":
         env |= gpus.shared_by(case.shape.num_devices)
     if case.transport == "verbs":
-        # NCCL's set-up, inside a program, waits in the driver for all work on the GPU, exchanges
-        # included. A software NIC that reached GPU memory would need the driver to move bytes.
+        # A software NIC moves bytes of GPU memory by the driver. Where an island has several GPUs,
+        # NCCL's set-up holds the driver until all exchanges are over: both would wait for ever.
         reaches_gpus = case.platform == "cuda" and case.shape.devices == 1
         env |= softverbs("cuda" if reaches_gpus else "")
     job = island_job(case.shape, WORKER, env)

@@ -103,7 +103,7 @@ def test_plan_does_not_depend_on_names_ids_and_text_order(body: str):
 @_ON_BOTH
 @pytest.mark.parametrize("bucket_bytes", [0, 1024])
 def test_index_and_place_in_a_bucket_follow_the_equations(job: Job, bucket_bytes: int):
-    """Whatever the ids, names and order of instructions, and however an operand is written."""
+    """Ids, names and order of instructions, and copies of operands, change nothing."""
     body = _ALIKE.replace("t = f32[4] cosine(p)", "k = f32[4] copy(p)\n  t = f32[4] cosine(k)")
     found = set()
     for data in (of_two(_ALIKE), of_two(body)):
