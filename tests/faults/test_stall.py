@@ -1,92 +1,51 @@
 """A peer that does not answer, because the path to it swallows all packets."""
 
-import contextlib
-import os
 import pathlib
 import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from jaxhet.testing import free_port
-from tests.support.jobs import ROOT
-from tests.support.relay import Relay
+from tests.multiprocess.two_islands import SET_UP
+from tests.support.relay import in_between
+from tests.support.scripts import job, run
+from tests.support.waiting import wait_until
 
-VICTIM = str(pathlib.Path(__file__).with_name("victim.py"))
-START_WITHIN_S = 90.0
 REPORT_WITHIN_S = 10.0
-
-
-@contextlib.contextmanager
-def two_processes_over_a_relay(**env: str) -> Iterator[tuple[Relay, list[subprocess.Popen[str]]]]:
-    """Process 1 reaches process 0 through a relay only."""
-    ports = [free_port() for _ in range(2)]
-    relay = Relay(ports[1])
-    common = {
-        **os.environ,
-        **env,
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "JAXHET_COORDINATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
-        "JAXHET_NUM_PROCESSES": "2",
-        "JAXHET_JOB_SECRET": "a secret of tests",
-    }
-    first = {
-        "JAXHET_SOCKET_PORT": str(ports[1]),
-        "JAXHET_SOCKET_ADVERTISE": f"127.0.0.1:{relay.port}",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-u", VICTIM, "100000"],
-            env={**common, **more, "JAXHET_PROCESS_ID": str(i), "JAXHET_ISLAND": f"island{i}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i, more in enumerate((first, {}))
-    ]
-    try:
-        yield relay, processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-        relay.close()
-
-
-def wait_until_it_runs(process: subprocess.Popen[str]) -> None:
-    """Waits until the process is in its loop; fails with its output if it ends or takes long."""
-    assert process.stdout is not None
-    lines: list[str] = []
-    killer = threading.Timer(START_WITHIN_S, process.kill)
-    killer.start()
-    try:
-        while not lines or "@ run" not in lines[-1]:
-            lines.append(process.stdout.readline())
-            assert lines[-1], "".join(lines)
-    finally:
-        killer.cancel()
+_SUMS = (
+    SET_UP
+    + """
+import pathlib
+sum_ = over_islands(lambda a, i: psum(a * i), in_specs=(P("x"), P()))
+for i in range(100000):
+    total = np.asarray(sum_(x, float(i)).addressable_shards[0].data)
+    if not (total == 2 * i).all():
+        print("WRONG", total, flush=True)
+    if i == 3:
+        pathlib.Path(os.environ["FOLDER"], str(me)).touch()
+    time.sleep(0.01)
+"""
+)
 
 
 @pytest.mark.parametrize(
     "transport",
     ["socket", pytest.param("process_vm", marks=pytest.mark.slow)],
 )
-def test_half_open_connection_is_reported(transport: str) -> None:
-    with two_processes_over_a_relay(JAXHET_TRANSPORTS=transport, JAXHET_PEER_TIMEOUT_S="3") as (
-        relay,
-        processes,
-    ):
-        for process in processes:
-            wait_until_it_runs(process)
-        relay.freeze()
-        frozen = time.monotonic()
-        texts = [process.communicate(timeout=30)[0] for process in processes]
-        assert time.monotonic() - frozen < REPORT_WITHIN_S
-    for process, text in enumerate(texts):
-        assert re.search(rf"PeerError.*process {1 - process}\b", text), text
-        assert "WRONG" not in text
+def test_half_open_connection_is_reported(transport: str, tmp_path: pathlib.Path) -> None:
+    envs = job(FOLDER=str(tmp_path), JAXHET_TRANSPORTS=transport, JAXHET_PEER_TIMEOUT_S="3")
+    frozen: list[float] = []
+    with in_between(envs[0]) as relay:
+
+        def freeze() -> None:
+            wait_until(lambda: len([*tmp_path.iterdir()]) == 2, 90)
+            relay.freeze()
+            frozen.append(time.monotonic())
+
+        threading.Thread(target=freeze).start()
+        ended = run(_SUMS, *envs, timeout_s=120)
+    assert time.monotonic() - frozen[0] < REPORT_WITHIN_S
+    for process, one in enumerate(ended):
+        assert re.search(rf"PeerError.*process {1 - process}\b", one.text), one.text
+        assert "WRONG" not in one.text

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from jaxhet.testing import FAST_COMPILE
+from tests.support.commands import launch
 from tests.support.jobs import PYTHONPATH, ROOT
 
 _PREFIX = re.compile(r"^\[(\S+?)/(\d+)\] (.*)$")
@@ -40,20 +41,10 @@ class WatchedJob:
         env: Mapping[str, str] | None = None,
     ):
         number, processes = islands if isinstance(islands, tuple) else (islands, 1)
-        launch = [sys.executable, "-m", "jaxhet.cli", "launch", "--islands", str(number)]
-        launch += ["--processes-per-island", str(processes)]
+        shape = ["--islands", str(number), "--processes-per-island", str(processes)]
+        options = [*shape, "--devices", str(devices), "--grace", str(grace_s)]
         self._process = subprocess.Popen(
-            [
-                *launch,
-                "--devices",
-                str(devices),
-                "--grace",
-                str(grace_s),
-                "--",
-                sys.executable,
-                "-u",
-                *command,
-            ],
+            [sys.executable, *launch(*options), "-u", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -4,8 +4,7 @@ import pytest
 from two_islands import SET_UP
 
 from jaxhet._net import handshake
-from jaxhet.testing import free_port
-from tests.support.relay import Relay
+from tests.support.relay import Relay, in_between
 from tests.support.scripts import Ended, job, run
 
 MARKER = b"MARKERS."  # finite as two floats
@@ -30,16 +29,8 @@ def _changed(piece: bytes) -> bytes:
 
 def _run_through_relay(encryption: str) -> tuple[list[Ended], Relay]:
     first, second = job(2, JAXHET_TRANSPORTS="socket", JAXHET_ENCRYPTION=encryption)
-    port = free_port()
-    relay = Relay(port, _changed)
-    first |= {
-        "JAXHET_SOCKET_PORT": str(port),
-        "JAXHET_SOCKET_ADVERTISE": f"127.0.0.1:{relay.port}",
-    }
-    try:
+    with in_between(first, _changed) as relay:
         return run(SUM, first, second), relay
-    finally:
-        relay.close()
 
 
 def test_changed_data_is_a_wrong_result_without_encryption() -> None:

@@ -11,8 +11,8 @@ me = jax.process_index()
 mesh = jaxhet.make_mesh({"x": -1})
 ones = np.ones((mesh.size, 6), np.float32)
 x = jax.make_array_from_callback(ones.shape, NamedSharding(mesh, P("x")), lambda i: ones[i])
-def over_islands(f, jit=jaxhet.jit, **options):
-    body = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+def over_islands(f, jit=jaxhet.jit, in_specs=P("x"), **options):
+    body = jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=False)
     return jit(body, **options)
 psum = lambda a: jax.lax.psum(a, "x")
 """

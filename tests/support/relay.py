@@ -3,7 +3,9 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from jaxhet.testing import free_port
 
 
 class Relay:
@@ -58,3 +60,16 @@ class Relay:
             for sock in (source, target) if not self._frozen.is_set() else ():
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def in_between(env: dict[str, str], change: Callable[[bytes], bytes] = bytes) -> Iterator[Relay]:
+    """A relay through which peers reach the process that starts with `env`, which gets options."""
+    port = free_port()
+    relay = Relay(port, change)
+    env["JAXHET_SOCKET_PORT"] = str(port)
+    env["JAXHET_SOCKET_ADVERTISE"] = f"127.0.0.1:{relay.port}"
+    try:
+        yield relay
+    finally:
+        relay.close()
