@@ -34,9 +34,8 @@ CPP = {
     "transport/device_channel/shared_channels.cc": (
         "Open|CheckPlace|ParseSharedChannelInfo|OpenOperands"
     ),
-    "transport/device_channel/socket_channel.cc": "AcceptOffers",
     "transport/device_channel/lane_channel.cc": (
-        "IsReady|Find|Expected|Moved|ParseDeviceChunkInfo|IsAgreed"
+        "Accept|IsReady|Find|Expected|Moved|ParseDeviceChunkInfo|IsAgreed"
     ),
     "transport/device_channel/lane_channel.h": "OpenLaneChannel",
     "net/verbs/verbs_connection.cc": "OnImmediate|Accept|SetUpNicPair|Drain",

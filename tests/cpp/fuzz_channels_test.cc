@@ -130,7 +130,7 @@ void OpenOffer(std::string_view input) {
 [[maybe_unused]] const bool added_offers =
     AddFuzzer({.name = "channel_offers",
                .covers = {"xla_plugin/transport/device_channel/device_channel.cc",
-                          "xla_plugin/transport/device_channel/socket_channel.cc",
+                          "xla_plugin/transport/device_channel/lane_channel.cc",
                           "xla_plugin/transport/device_channel/shared_channels.cc",
                           "xla_plugin/transport/device_channel/shared_memory.cc",
                           "xla_plugin/transport/device_channel/lane_channel.h",
@@ -512,7 +512,7 @@ TEST(FuzzChannelsTest, ChunkOutOfTurnOrTooLongIsRefused) {
 
 [[maybe_unused]] const bool added_sealed_chunks =
     AddFuzzer({.name = "sealed_channel_chunks",
-               .covers = {"xla_plugin/transport/device_channel/socket_channel.cc"},
+               .covers = {"xla_plugin/transport/device_channel/lane_channel.cc"},
                .seeds = &SealedChunkSeeds,
                .run = [](std::string_view input) { CarryChunks(input, Encryption::kFull); }});
 

@@ -337,19 +337,7 @@ std::vector<FlightRecord> DeviceEngine::FlightRecords() const {
 
 std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   std::map<std::string, uint64_t> stats;
-  for (const auto& rank : ranks_) {
-    const auto [started, completed, in_flight_time, read_bytes, offered_bytes] = rank->counts();
-    const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
-    stats["exchanges_started"] += started;
-    stats["exchanges_completed"] += completed;
-    stats["bytes_zero_copy_received"] += read_bytes;
-    stats["bytes_zero_copy_sent"] += offered_bytes;
-    stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
-    for (const ChannelBytes& bytes : rank->channels().Bytes()) {
-      stats[StrCat("bytes_sent_", bytes.transport)] += bytes.sent;
-      stats[StrCat("bytes_received_", bytes.transport)] += bytes.received;
-    }
-  }
+  for (const auto& rank : ranks_) rank->AddTo(stats);
   return stats;
 }
 

@@ -319,9 +319,18 @@ void DeviceRank::AwaitMarks(const Marks& marks, const StreamProgress& progress,
   });
 }
 
-DeviceRank::Counts DeviceRank::counts() const {
+void DeviceRank::AddTo(std::map<std::string, uint64_t>& stats) const {
   const auto [completed, in_flight_time] = watch_.counts();
-  return {started_, completed, in_flight_time, runner_.read_bytes(), runner_.offered_bytes()};
+  const auto in_flight = std::chrono::duration_cast<std::chrono::microseconds>(in_flight_time);
+  stats["exchanges_started"] += started_;
+  stats["exchanges_completed"] += completed;
+  stats["bytes_zero_copy_received"] += runner_.read_bytes();
+  stats["bytes_zero_copy_sent"] += runner_.offered_bytes();
+  stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
+  for (const ChannelBytes& bytes : channels_.Bytes()) {
+    stats[StrCat("bytes_sent_", bytes.transport)] += bytes.sent;
+    stats[StrCat("bytes_received_", bytes.transport)] += bytes.received;
+  }
 }
 
 std::vector<InFlight> DeviceRank::ChooseReceive(InFlight& transfer, bool may_be_eager) {

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "xla_plugin/device/device.h"
@@ -59,15 +61,8 @@ class DeviceRank {
   // Completes the exchange, or its next part if it arrives in parts.
   void Done(StreamHandle stream, int64_t plan, int64_t index);
 
-  // Counts of the exchanges so far; times as the watch saw them.
-  struct Counts {
-    uint64_t started;
-    uint64_t completed;
-    Clock::duration in_flight_time;  // sum over the completed ones
-    uint64_t read_bytes;             // read from sources' operands
-    uint64_t offered_bytes;          // read from this rank's operands, by targets
-  };
-  Counts counts() const;
+  // Adds the counts of this rank; times are as the watch saw them.
+  void AddTo(std::map<std::string, uint64_t>& stats) const;
 
  private:
   // A transfer at its Done().

@@ -109,8 +109,21 @@ std::span<const DeviceTransport> DeviceTransports() {
   return all;
 }
 
+size_t PieceBytes(size_t slot_bytes) {
+  return kWordsBytes + CheckedMultiply(kChannelSlots, slot_bytes);
+}
+
+ArenaPiece PieceAt(std::byte* host, std::byte* on_device, size_t slot_bytes) {
+  return {.words = host,
+          .words_on_device = on_device,
+          .slots = host + kWordsBytes,
+          .slots_on_device = on_device + kWordsBytes,
+          .slot_bytes = slot_bytes,
+          .nics = {}};
+}
+
 ChannelArena::ChannelArena(Device& device, std::span<const int> peer_ranks, size_t slot_bytes) {
-  const size_t piece_bytes = kWordsBytes + CheckedMultiply(kChannelSlots, slot_bytes);
+  const size_t piece_bytes = PieceBytes(slot_bytes);
   const size_t num_bytes = CheckedMultiply(2 * peer_ranks.size(), piece_bytes);
   memory_ = device.AllocatePinned(num_bytes);
   auto* host = static_cast<std::byte*>(memory_.get());
@@ -118,12 +131,7 @@ ChannelArena::ChannelArena(Device& device, std::span<const int> peer_ranks, size
   bytes_ = {host, num_bytes};
   for (const int peer_rank : peer_ranks) {
     for (const bool is_incoming : {false, true}) {
-      pieces_[{peer_rank, is_incoming}] = {.words = host,
-                                           .words_on_device = on_device,
-                                           .slots = host + kWordsBytes,
-                                           .slots_on_device = on_device + kWordsBytes,
-                                           .slot_bytes = slot_bytes,
-                                           .nics = {}};
+      pieces_[{peer_rank, is_incoming}] = PieceAt(host, on_device, slot_bytes);
       host += piece_bytes;
       on_device += piece_bytes;
     }

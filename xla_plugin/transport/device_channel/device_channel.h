@@ -59,6 +59,10 @@ struct ArenaPiece {
   const verbs::NicMemory* nic_memory = nullptr;       // null if none does
 };
 
+// Bytes of a piece, and a piece at these addresses.
+size_t PieceBytes(size_t slot_bytes);
+ArenaPiece PieceAt(std::byte* host, std::byte* on_device, size_t slot_bytes);
+
 // Memory of a rank for the channels that are opened while its device works. The driver gives it at
 // the start: a call later could wait for work of the device that waits for a peer, and hold up the
 // launches of another device meanwhile.

@@ -182,17 +182,46 @@ void ChunkCounter::Advance(const DeviceChunkInfo& chunk) {
   ++exchange_;
 }
 
+LaneChannel::LaneChannel(const ChannelSetup& setup, End end, size_t slot_bytes)
+    : LaneChannel(setup, end, {setup.lanes.begin(), setup.lanes.end()}, slot_bytes) {
+  SetSlots(piece_.slots, piece_.slots_on_device, slot_bytes);
+}
+
 LaneChannel::LaneChannel(const ChannelSetup& setup, End end,
-                         std::vector<std::shared_ptr<Lane>> lanes)
-    : end_(end), passed_(lanes.size()), lanes_(std::move(lanes)) {
-  if (setup.piece == nullptr) words_memory_ = setup.device.AllocatePinned(sizeof(ChannelWords));
-  auto* const words =
-      new (setup.piece == nullptr ? words_memory_.get() : setup.piece->words) ChannelWords{};
+                         std::vector<std::shared_ptr<Lane>> lanes, size_t pinned_bytes)
+    : end_(end),
+      memory_(setup.piece != nullptr ? PinnedMemory()
+                                     : setup.device.AllocatePinned(PieceBytes(pinned_bytes))),
+      piece_(setup.piece != nullptr
+                 ? *setup.piece
+                 : PieceAt(static_cast<std::byte*>(memory_.get()),
+                           static_cast<std::byte*>(setup.device.DeviceAddress(memory_.get())),
+                           pinned_bytes)),
+      passed_(lanes.size()),
+      lanes_(std::move(lanes)) {
+  auto* const words = new (piece_.words) ChannelWords{};
   words->intact.value = kOpen;
-  SetWords(
-      *words,
-      setup.piece == nullptr ? setup.device.DeviceAddress(words) : setup.piece->words_on_device,
-      LaunchLog(*source_launches_), LaunchLog(*target_launches_));
+  SetWords(*words, piece_.words_on_device, LaunchLog(*source_launches_),
+           LaunchLog(*target_launches_));
+}
+
+std::string LaneChannel::Answer() {
+  std::string offers;
+  for (const auto& lane : lanes_) {
+    const std::string offer = lane->connection().Offer();
+    const auto num_bytes = CheckedCast<uint32_t>(offer.size());
+    offers.append(reinterpret_cast<const char*>(&num_bytes), sizeof num_bytes).append(offer);
+  }
+  return offers;
+}
+
+void LaneChannel::Accept(std::string_view answer) {
+  for (const auto& lane : lanes_) {
+    const size_t num_bytes = Take<uint32_t>(answer, "the peer's offer");
+    if (num_bytes > answer.size()) Throw(ErrorCode::kTransport, "the peer's offer is cut");
+    lane->Accept(answer.substr(0, num_bytes));
+    answer.remove_prefix(num_bytes);
+  }
 }
 
 void LaneChannel::SetSlots(std::byte* slots, void* device_address, size_t slot_bytes) {

@@ -67,11 +67,23 @@ inline void Set(DeviceWord& word, uint32_t value) {
 inline constexpr uint64_t kProxiedLaunches = 512;
 
 // A channel of which each end has words and slots of its own, in pinned host memory but for slots
-// that a NIC can reach in a device's. Lanes carry the chunks, in turns, and set the words.
+// that a NIC can reach in a device's. Lanes carry the chunks, in turns, and set the words. To its
+// device each end is a channel like the others.
 class LaneChannel : public DeviceChannel {
  public:
   enum class End { kSource, kTarget };
 
+  // Slots in pinned memory, and the lanes of the set-up.
+  LaneChannel(const ChannelSetup& setup, End end, size_t slot_bytes);
+  // Lanes must not move anything to memory that is gone.
+  ~LaneChannel() override { LaneChannel::Cut(); }
+
+  // Offers of all lanes.
+  std::string Answer() override;
+  void Accept(std::string_view answer) override;
+  // Sockets were authenticated; there is no memory to prove.
+  void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
+  bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
   bool is_shared() const override { return false; }
   std::optional<uint64_t> Passed() const override;
   std::string Failure() const override;
@@ -90,7 +102,9 @@ class LaneChannel : public DeviceChannel {
   void Fail(const Error& error);
 
  protected:
-  LaneChannel(const ChannelSetup& setup, End end, std::vector<std::shared_ptr<Lane>> lanes);
+  // With slots of their own, subclasses need `pinned_bytes` 0 for each of those in pinned memory.
+  LaneChannel(const ChannelSetup& setup, End end, std::vector<std::shared_ptr<Lane>> lanes,
+              size_t pinned_bytes);
   // `slots` as lanes know them; on the device they are at `device_address`.
   void SetSlots(std::byte* slots, void* device_address, size_t slot_bytes);
 
@@ -100,7 +114,8 @@ class LaneChannel : public DeviceChannel {
   using Launches = LaunchMemory<kProxiedLaunches>;
 
   const End end_;
-  PinnedMemory words_memory_;  // null: in a piece
+  const PinnedMemory memory_;  // null: the set-up has a piece
+  const ArenaPiece piece_;
   std::unique_ptr<Launches> source_launches_ = std::make_unique<Launches>();
   std::unique_ptr<Launches> target_launches_ = std::make_unique<Launches>();
   std::vector<std::atomic<uint64_t>> passed_;  // by lane

@@ -22,10 +22,7 @@ class VerbsChannel final : public LaneChannel {
  public:
   VerbsChannel(const ChannelSetup& setup, End end, size_t slot_bytes)
       : VerbsChannel(setup, end, slot_bytes, NicsOf(setup)) {}
-  ~VerbsChannel() override { Cut(); }
 
-  std::string Answer() override { return connection().Offer(); }
-  void Accept(std::string_view answer) override { lanes().front()->Accept(answer); }
   void Prove(Device& device, std::span<const std::byte> proof) override {
     if (pinned_slots_ != nullptr) {
       std::ranges::copy(proof, pinned_slots_);
@@ -59,7 +56,7 @@ class VerbsChannel final : public LaneChannel {
   VerbsChannel(const ChannelSetup& setup, End end, size_t slot_bytes, const Nics& nics)
       : VerbsChannel(setup, end, MakeSlots(setup, nics, slot_bytes), nics) {}
   VerbsChannel(const ChannelSetup& setup, End end, const Slots& slots, const Nics& nics)
-      : LaneChannel(setup, end, {MakeLane(setup, end, slots, nics)}),
+      : LaneChannel(setup, end, {MakeLane(setup, end, slots, nics)}, 0),
         device_slots_(slots),
         pinned_slots_(setup.piece == nullptr ? nullptr : setup.piece->slots) {
     SetSlots(slots->slots().first, slots->device_address(), slots->slots().slot_bytes);
@@ -102,7 +99,7 @@ class VerbsChannel final : public LaneChannel {
 
 // Any two devices with RDMA NICs. Each end has slots of its own that NICs reach, in its
 // device's memory if that was proven, and in pinned host memory if not; a lane carries filled slots
-// from the source's to the target's. To its device each end is a channel like the others.
+// from the source's to the target's.
 const DeviceTransport verbs_transport = {.name = "verbs",
                                          .make = &MakeLaneChannel<VerbsChannel>,
                                          .open = &OpenLaneChannel<VerbsChannel>};
