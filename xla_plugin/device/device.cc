@@ -1,5 +1,7 @@
 #include "xla_plugin/device/device.h"
 
+#include <cstring>
+
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 #include "xla_plugin/base/strings.h"
@@ -39,6 +41,22 @@ std::string_view Advice(int code) {
 }
 
 }  // namespace
+
+void WriteProof(Device& device, void* to, std::span<const std::byte> proof) {
+  const PinnedMemory host = device.AllocatePinned(proof.size());
+  const Stream stream = device.CreateStream(StreamPriority::kNormal);
+  std::memcpy(host.get(), proof.data(), proof.size());
+  device.Copy(stream.get(), to, device.DeviceAddress(host.get()), proof.size());
+  device.Synchronize(stream.get());
+}
+
+bool HasProof(Device& device, const void* from, std::span<const std::byte> proof) {
+  const PinnedMemory host = device.AllocatePinned(proof.size());
+  const Stream stream = device.CreateStream(StreamPriority::kNormal);
+  device.Copy(stream.get(), device.DeviceAddress(host.get()), from, proof.size());
+  device.Synchronize(stream.get());
+  return std::memcmp(host.get(), proof.data(), proof.size()) == 0;
+}
 
 std::string DeviceInfo::ToString() const {
   return StrCat(vendor, ":", ordinal, " (", name, pci_bus_id.empty() ? "" : ", ", pci_bus_id, ")");

@@ -196,6 +196,11 @@ using Registration = Device::Registration;
 using IpcMemory = Device::IpcMemory;
 using MappedMemory = Device::MappedMemory;
 
+// Whether memory is what it seems to be: bytes that the device itself writes or reads there. Both
+// functions block.
+void WriteProof(Device& device, void* to, std::span<const std::byte> proof);
+bool HasProof(Device& device, const void* from, std::span<const std::byte> proof);
+
 // A kind of device. Both functions load the first of `libraries` and throw DeviceError with the
 // reason if that, or its driver, can't be used here.
 struct Vendor {

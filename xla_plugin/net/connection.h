@@ -28,8 +28,6 @@ class Pollable {
   ~Pollable() = default;
 };
 
-class Pollable;
-
 inline constexpr std::string_view kBytesTwice = "it sent bytes of a transfer twice";
 
 // Bytes that one exchange moves between one rank of ours and one other rank, both ways. The engine

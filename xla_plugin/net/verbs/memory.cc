@@ -2,9 +2,13 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <new>
+#include <thread>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
@@ -21,6 +25,55 @@ constexpr size_t kCopied = 4096;
 constexpr std::chrono::seconds kLoopbackTimeout{2};
 constexpr int kNumEntries = 16;
 constexpr size_t kReadBytes = 64;
+constexpr std::chrono::seconds kWriteTimeout{10};
+
+// Writes memory as an exchange writes slots, and learns as an exchange does that it is written. The
+// host does not wait for the device: that would empty the caches of an AMD GPU.
+class PatternWriter {
+ public:
+  explicit PatternWriter(Device& device)
+      : device_(device),
+        word_(device.AllocatePinned(sizeof(uint32_t))),
+        program_(device.CreateStream(StreamPriority::kNormal)) {
+    new (word_.get()) uint32_t(0);
+  }
+  ~PatternWriter() {
+    try {
+      device_.Synchronize(program_.get());
+    } catch (const Error& error) {
+      LogLine(error.what());
+    }
+  }
+  PatternWriter(const PatternWriter&) = delete;
+  PatternWriter& operator=(const PatternWriter&) = delete;
+
+  // Writes other bytes than the last time, and returns them.
+  std::vector<std::byte> Write(std::span<std::byte> place) {
+    ++number_;
+    const size_t half = place.size() / 2;
+    std::vector<std::byte> pattern(place.size(), std::byte(2 * number_));
+    std::fill_n(pattern.begin(), half, std::byte(2 * number_ + 1));
+    device_.Fill(program_.get(), place.data(), pattern.front(), half);
+    device_.Fill(program_.get(), place.data() + half, pattern.back(), place.size() - half);
+    device_.WriteValue(program_.get(), device_.DeviceAddress(word_.get()), number_);
+    const std::atomic_ref word(*static_cast<uint32_t*>(word_.get()));
+    const auto limit = std::chrono::steady_clock::now() + kWriteTimeout;
+    while (word.load(std::memory_order_acquire) < number_) {
+      if (std::chrono::steady_clock::now() >= limit) {
+        Throw(ErrorCode::kDevice, device_.info().ToString(), " has not filled ", place.size(),
+              " bytes within ", kWriteTimeout.count(), " s");
+      }
+      std::this_thread::yield();
+    }
+    return pattern;
+  }
+
+ private:
+  Device& device_;
+  PinnedMemory word_;
+  Stream program_;
+  uint32_t number_ = 0;
+};
 
 }  // namespace
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "xla_plugin/device/device.h"
-#include "xla_plugin/device/proof.h"
 #include "xla_plugin/net/verbs/nics.h"
 
 namespace jaxhet::verbs {

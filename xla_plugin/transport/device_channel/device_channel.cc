@@ -5,7 +5,6 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/device/proof.h"
 
 namespace jaxhet {
 namespace {

@@ -88,10 +88,6 @@ class ChannelArena {
 
 class Proxy;
 class Lane;
-struct ArenaPiece;
-namespace verbs {
-class Nics;
-}
 
 inline constexpr uint32_t kChannelSlots = 16;
 inline constexpr uint32_t kTakenWords = 2;

@@ -9,7 +9,7 @@
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/device/proof.h"
+#include "xla_plugin/device/device.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/shared_memory.h"
 
