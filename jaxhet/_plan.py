@@ -185,7 +185,7 @@ def plan(jitted: Any, *args: Any, **kwargs: Any) -> PlanReport:
         if ours := session.translate(error):
             raise ours from error
         raise
-    modules = compat.compiled_modules(compiled)
+    modules = compat.serialized_modules(compiled.runtime_executable())
     return PlanReport(tuple(e for module in modules for e in of_module(module).exchanges))
 
 

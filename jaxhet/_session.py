@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxhet import _compilation, _errors, _ffi, _islands
 from jaxhet._config import Config
 from jaxhet._errors import JaxhetError, UsageError
@@ -312,8 +314,9 @@ class Session:
         """Waits for the devices of this process; returns whether they are idle."""
         if self._wait_for_devices is not None:
             return self._wait_for_devices(timeout_s)
-        if not self.error():
-            compat.wait_for_callbacks()
+        if not self.error():  # JAX does the same at exit
+            with contextlib.suppress(RuntimeError, ValueError):  # a program has failed
+                jax.effects_barrier()
         return compat.wait_for_arrays(timeout_s)
 
     def close_at_exit(self, timeout_s: float) -> None:

@@ -267,15 +267,6 @@ def wait_for_arrays(timeout_s: float) -> bool:
     return True
 
 
-def wait_for_callbacks() -> None:
-    """Waits for the callbacks of programs under way, as JAX does at exit.
-
-    Raises nothing for programs that have failed.
-    """
-    with contextlib.suppress(RuntimeError, ValueError):
-        jax.effects_barrier()
-
-
 def skip_exit_waits() -> None:
     """Makes JAX's exit hooks, which wait for devices without limit, do nothing."""
     from jax._src import api, dispatch
@@ -304,11 +295,6 @@ def register_passes(pre: Hook, post: Hook, platform: str) -> None:
     stages = (xla.PipelineStage.PRE_SCHEDULER, xla.PipelineStage.POST_SCHEDULER)
     for name, hook, stage in zip(_PASSES, hooks.raising((pre, post)), stages, strict=True):
         xla.register_hlo_module_transformation(hook, name=name, stage=stage, platforms=platform)
-
-
-def compiled_modules(compiled: Any) -> list[bytes]:
-    """The serialized HloModuleProtos of what `jax.stages.Lowered.compile` returned."""
-    return serialized_modules(compiled.runtime_executable())
 
 
 def serialized_modules(executable: Any) -> list[bytes]:

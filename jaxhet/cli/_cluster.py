@@ -72,11 +72,6 @@ class Place:
     wanted: tuple[int | None, ...]
     index: int
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the launcher starts the process itself, without ssh."""
-        return self.host.host is None
-
 
 def places(cluster: Cluster, island_envs: Mapping[str, Mapping[str, str]]) -> tuple[Place, ...]:
     """Places of the job's processes, by id. Processes of one island have neighbouring ids.

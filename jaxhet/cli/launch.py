@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from jaxhet import _config
 from jaxhet._errors import UsageError
@@ -71,7 +71,7 @@ def launch(command: list[str], options: Options) -> int:
     """
     cluster = cluster_of(options)
     places = _cluster.places(cluster, island_envs(options, cluster.islands))
-    if any(place.is_here for place in places) and shutil.which(command[0]) is None:
+    if any(place.host.host is None for place in places) and shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
         job = _Job(command, options, places, cluster, stack)
@@ -294,7 +294,7 @@ class _Job:
     def _start(self, number: int, place: Place, command: list[str]) -> Process:
         """Starts a process, here or by ssh."""
         host, fd = place.host, self._guardian_fd
-        env = {} if place.is_here else _ssh.forwarded(os.environ)
+        env = {} if host.host is None else _ssh.forwarded(os.environ)
         order = _remote.Order(
             command=command,
             env={**env, **place.env},
@@ -425,8 +425,9 @@ class _Job:
     def _tell_of_knowing(self) -> None:
         waits = [p for p in self._processes if p.returncode is None and self._is_left_alone(p)]
         if waits:
+            names = ", ".join(process.label for process in waits)
             self._say(
-                f"still waiting for {_names(waits)}: the program there knows of the failure, and"
+                f"still waiting for {names}: the program there knows of the failure, and"
                 " may be saving a checkpoint or running exit hooks; --grace SECONDS limits this"
                 " wait, and SIGTERM or Ctrl-C ends it"
             )
@@ -472,7 +473,3 @@ def _handle_signals(
     for number in (signal.SIGCHLD, *_PASSED_ON):
         if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             stack.callback(signal.signal, number, signal.signal(number, receive))
-
-
-def _names(processes: Sequence[Process]) -> str:
-    return ", ".join(process.label for process in processes)
