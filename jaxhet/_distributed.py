@@ -90,7 +90,7 @@ def guard(module: Any, join: Callable[[], None]) -> None:
 
 
 def _before_first_use(pid: int, join: Callable[[], None]) -> None:
-    """Joins the job if JAXHET_AUTO=join, else fails, in the program that process `pid` is.
+    """Joins the job if JAXHET_AUTO=join, else raises. Does nothing in other processes than `pid`.
 
     Raises:
       UsageError: The program has not joined.

@@ -47,7 +47,7 @@ def called(function: Function) -> Function:
 
 
 def read(get: Callable[[Any], Any], name: str = "") -> Callable[[Function], Function]:
-    """Adds the pair of a callback that reads its number from the object that a function makes."""
+    """Adds a pair whose callback reads its number from an object, which a function makes."""
 
     def add(make: Function) -> Function:
         def pair(c: int) -> Function:

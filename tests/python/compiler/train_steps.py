@@ -57,7 +57,7 @@ TRAIN_STEPS = {
     "fsdp": TrainStep({"fsdp": 4}, _with(layers=6)),
     "fsdp_recomputed": TrainStep({"fsdp": 4}, _with(layers=6, remat="full")),
     "tensor_parallel": TrainStep({"data": 2, "model": 2}),
-    # Islands of two memories.
+    # One island has less memory, and computes each microbatch in two parts.
     "balanced": TrainStep({"data": 2, "fsdp": 2}, batch=32, microbatches=8, parts={"rocm": 2}),
     "pipeline": TrainStep({"stage": 2, "data": 2}, _with(layers=4, stages=(3, 1)), layers=3),
     "mixture_of_experts": TrainStep({"expert": 4}, _with(experts=4)),
