@@ -61,8 +61,20 @@ class Authority:
 
     def __init__(self):
         self._key = ec.generate_private_key(ec.SECP256R1())
+        usage = x509.KeyUsage(  # RFC 5280, 4.2.1.3: an authority must have it
+            digital_signature=False,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
         own = _builder("job", self._key.public_key())
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        own = own.add_extension(usage, critical=True)
         self.certificate = own.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
     def sign(self, request: bytes, process: int) -> bytes:
