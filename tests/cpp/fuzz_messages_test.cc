@@ -188,7 +188,10 @@ std::vector<Attack> WrongMessages() {
       {MessageStep(MessageType::kHello, ""), "it introduced itself twice"},
       {MessageStep(MessageType::kGoodbye, "") + MessageStep(MessageType::kHeartbeat, ""),
        "has left the job and still sends messages"},
-      {BytesOf(Step::kBytes) + Sized(std::string(24, 'x')), "what arrived is not a"}};
+      {BytesOf(Step::kBytes) + Sized(std::string(24, 'x')), "what arrived is not a"},
+      {BytesOf(Step::kBytes) +
+           Sized(BytesOf(MessageInfo{kMessageMagic + 1, MessageType::kHeartbeat, 0})),
+       "what arrived is not a"}};
   for (const auto type : {MessageType::kPlan, MessageType::kStart, MessageType::kFail}) {
     attacks.push_back({MessageStep(type, "cut"), "a message is cut"});
   }
