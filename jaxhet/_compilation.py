@@ -205,14 +205,14 @@ class Compilation:
         return described.digest
 
     def decompose(self, module: bytes) -> bytes | None:
-        """The PRE hook."""
+        """Replaces the collectives of a module that cross islands, before XLA schedules it."""
         changed = compiler.decompose(module, self._job, self._options())
         if changed is not None:
             self._dump(module, "before")
         return changed
 
     def bridge(self, module: bytes) -> bytes | None:
-        """The POST hook: makes the plan known before the program can start."""
+        """Bridges the exchanges of a scheduled module, whose plan is known before it can start."""
         result = compiler.bridge(module, self._job, self._options())
         if result is None:
             return None

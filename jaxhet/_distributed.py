@@ -1,6 +1,6 @@
 """Makes `jax.distributed`, or the first use of JAX, of an unmodified program join the job.
 
-Nothing of JAX is imported before they are called: JAX may be in the middle of its own import.
+The functions import JAX when they are called: JAX may be in the middle of its own import.
 
 The *program* is the first process, of those that start one another, that imports JAX with
 JAXHET_AUTO in its environment. It joins the job before it uses a backend, or fails. Its children
@@ -47,7 +47,7 @@ _MARK = "_jaxhet_is_in_place"
 
 
 def take_over(module: Any, join: Callable[..., None], leave: Callable[[], None]) -> None:
-    """Replaces `initialize` and `shutdown` of the module `jax.distributed`; again: does nothing.
+    """Replaces `initialize` and `shutdown` of the module `jax.distributed`, once.
 
     `is_initialized` tells whether JAX has a client, which a job gives it, too.
 

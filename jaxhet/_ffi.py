@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import itertools
 import pathlib
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -51,6 +50,11 @@ class Engine:
     Other methods are those of the extension's engine (`_engine.pyi`), until `close`.
     """
 
+    # The arguments of `start`.
+    _config: PlacedConfig
+    _members: Sequence[ProcessInfo]
+    _refused: Mapping[int, Mapping[str, str]]
+
     def __init__(self, process: int, num_processes: int, options: Mapping[str, int | str]):
         self.session = next(_sessions)
         self._last_error: tuple[str, str] | None = None
@@ -65,14 +69,14 @@ class Engine:
         config: PlacedConfig,
         members: Sequence[ProcessInfo],
         sockets: Mapping[int, PeerSockets],
-        refused: Mapping[int, Mapping[str, str]] = types.MappingProxyType({}),
+        refused: Mapping[int, Mapping[str, str]],
     ) -> Self:
         """Starts an engine on authenticated sockets, which it owns from then on.
 
         Args:
           config: The options.
           members: All processes.
-          sockets: Sockets to each other process.
+          sockets: Sockets to each process that is connected from the start.
           refused: Transports to each other process that are not to be used, and why.
 
         Raises:
@@ -80,46 +84,31 @@ class Engine:
           UsageError: libcrypto is missing, which an option needs.
         """
         engine = cls(config.process_id, len(members), config.engine_values())
+        engine._config, engine._members, engine._refused = config, members, refused
         try:
             for process, peer in sockets.items():
-                engine._add_peer(config, members, process, peer, refused.get(process, {}))
+                engine._add_peer(process, peer)
             engine._engine.start(round(config.connect_timeout_s * 1000))
         except RuntimeError as error:
             engine.close(0)
             raise as_ours(str(error)) from error
         return engine
 
-    def join_peer(
-        self,
-        config: PlacedConfig,
-        members: Sequence[ProcessInfo],
-        process: int,
-        sockets: PeerSockets,
-        refused: Mapping[str, str] = types.MappingProxyType({}),
-    ) -> None:
+    def join_peer(self, process: int, sockets: PeerSockets) -> None:
         """Connects one more peer to the running engine; blocks until the peer does the same.
-
-        Takes the arguments of `start`; `process`, `sockets` and `refused` are this peer's.
 
         Raises:
           PeerError: The peer left.
           TransportError: No transport works to it.
         """
-        timeout_ms = round(config.connect_timeout_s * 1000)
+        timeout_ms = round(self._config.connect_timeout_s * 1000)
         with _errors_as_ours():
-            self._add_peer(config, members, process, sockets, refused, timeout_ms=timeout_ms)
+            self._add_peer(process, sockets, timeout_ms=timeout_ms)
 
-    def _add_peer(
-        self,
-        config: PlacedConfig,
-        members: Sequence[ProcessInfo],
-        process: int,
-        sockets: PeerSockets,
-        refused: Mapping[str, str],
-        **timeout_ms: int,
-    ) -> None:
-        info = members[process]
-        same_host = info.host_id == members[config.process_id].host_id
+    def _add_peer(self, process: int, sockets: PeerSockets, **timeout_ms: int) -> None:
+        config, info = self._config, self._members[process]
+        refused = self._refused.get(process, {})
+        same_host = info.host_id == self._members[config.process_id].host_id
         transports = [t for t in config.transports if t in TRANSPORTS] or ["socket"]
         self._engine.add_peer(
             process=process,

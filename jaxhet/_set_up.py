@@ -95,7 +95,6 @@ class _Job:
     listener: _listener.Listener
     engine: _ffi.Engine | None = None
     connected: frozenset[int] = frozenset()  # processes that are connected from the start
-    refused: Mapping[int, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     settings_differences: tuple[str, ...] = ()
     shares_programs: bool = False
 
@@ -133,21 +132,11 @@ def _connect(config: PlacedConfig, listener: _listener.Listener, membership: Mem
     exposure.check(config, config.process_id, members, membership.coordinator_host)
     has_gpus = members[config.process_id].platform in jaxlib.GPU_PLATFORMS
     shares_programs = has_gpus and _prepare_gpus(config, members)
-    refused = _qualification.refusals(config, members)
     connected = frozenset(range(len(members))) - {config.process_id}
     if not _connector.connects_all(config.connect, members):
         connected = frozenset(_connector.partners(config.process_id, members))
-    engine = _start_engine(config, listener, membership, connected, refused)
-    return _Job(
-        config,
-        membership,
-        listener,
-        engine,
-        connected,
-        refused,
-        settings_differences=differences,
-        shares_programs=shares_programs,
-    )
+    engine = _start_engine(config, listener, membership, connected)
+    return _Job(config, membership, listener, engine, connected, differences, shares_programs)
 
 
 def _prepare_gpus(config: PlacedConfig, members: Sequence[ProcessInfo]) -> bool:
@@ -242,9 +231,9 @@ def _start_engine(
     listener: _listener.Listener,
     membership: Membership,
     connected: Iterable[int],
-    refused: Mapping[int, Mapping[str, str]],
 ) -> _ffi.Engine:
     members = membership.members
+    refused = _qualification.refusals(config, members)
     peers = bootstrap.connect_peers(
         listener,
         [members[process] for process in sorted(connected)],
@@ -282,7 +271,7 @@ def _make_connector(
             links = bootstrap.connect_device_channels(listener, wanted, num_ranks, timeout_s, check)
         if process not in job.connected:
             peers = bootstrap.connect_peers(listener, [info], sockets, timeout_s, check)
-            engine.join_peer(config, members, process, peers[process], job.refused.get(process, {}))
+            engine.join_peer(process, peers[process])
         if pairs:
             engine.open_channels(pairs, links, timeout_s)
 

@@ -53,8 +53,7 @@ class Listener:
       port: Port to listen on; 0: any free one.
       process: This process.
       secret: The job secret.
-      job: The id of the job. Without it `process` does not count, and nobody can connect, until
-        `assign`.
+      job: The id of the job. Without it, nobody can connect before `assign`.
       interfaces: Network interfaces to listen on, too.
 
     Attributes:

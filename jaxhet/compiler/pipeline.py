@@ -5,8 +5,8 @@ beside the first weights. So
 
 * a reduction whose result is only stored, in its iteration's place of a stacked array, moves to the
   next iteration. The operand is carried there; the last result is stored after the loop;
-* a gather of what depends on the iteration's number alone, as a layer's weights do, moves to the
-  iteration before. The result is carried; the first gather is before the loop.
+* a gather whose operand depends on the iteration's number alone, as a layer's weights do, moves to
+  the iteration before. The result is carried; the first gather is before the loop.
 
 The first iteration has no operand for a reduction yet and reduces zeros. Nobody uses the last
 iteration's gathers. So each moved exchange runs once more than the loop has iterations. All results

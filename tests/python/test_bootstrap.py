@@ -59,7 +59,7 @@ def test_processes_with_gpus_connect_control_alone(platform: str, num_sockets: i
     def start(process: int) -> _ffi.Engine:
         options = {"process_id": process, "num_processes": 2, "transports": ("socket",)}
         config = _config.resolve(options, {}).placed(process, 2)
-        return _set_up._start_engine(config, listeners[process], membership, [1 - process], {})
+        return _set_up._start_engine(config, listeners[process], membership, [1 - process])
 
     sockets_before = _num_sockets()
     with concurrent.futures.ThreadPoolExecutor() as pool:

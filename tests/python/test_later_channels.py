@@ -25,9 +25,7 @@ class _Engine:
         self.joined: list[int] = []
         self.opened: dict[tuple[int, int], Sequence[Link]] = {}
 
-    def join_peer(
-        self, _config: Any, _members: Any, process: int, peer: PeerSockets, _refused: Any
-    ) -> None:
+    def join_peer(self, process: int, peer: PeerSockets) -> None:
         peer.control.socket.close()
         self.joined.append(process)
 
