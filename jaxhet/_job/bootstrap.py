@@ -32,8 +32,10 @@ _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead proc
 _POLL_MS = 50
 # One data socket for each 5 ms of the round trip. 1 Gbit/s has 0.6 MB under way then. The usual
 # limit for the send buffer of a socket (tcp_wmem, 4 MB) allows 2 MB; the rest is for lost packets.
+# The pairs of a job share a long line, and its processes have few descriptors (ulimit -n): a job of
+# two processes has up to 16, larger jobs fewer for each pair.
 _SOCKET_US = 5000
-_MOST_FOR_ROUND_TRIP = 16
+_MOST_FOR_ROUND_TRIP = 32  # divided by the number of processes
 _MOST_AT_ONCE = 8
 _PATH_TIMEOUT_S = 3.0  # for a connection between two interfaces that may not reach each other
 
@@ -80,7 +82,9 @@ def connect_peers(
     wanted = []
     for info in peers:
         pairs = _pairs(listener, info)
-        num_data = _num_data(control[info.process, 0], data_sockets, len(pairs))
+        num_data = _num_data(
+            control[info.process, 0], data_sockets, len(pairs), listener.num_processes
+        )
         wanted += [_Wanted(info, 1 + i, pairs[i % len(pairs)]) for i in range(num_data)]
     rest_s = max(deadline - time.monotonic(), 0)
     links = _connect_channels(listener, wanted, rest_s, check)
@@ -90,10 +94,11 @@ def connect_peers(
     return {p: PeerSockets(control[p, 0], tuple(found)) for p, found in data.items()}
 
 
-def _num_data(control: Link, fewest: int, num_pairs: int) -> int:
+def _num_data(control: Link, fewest: int, num_pairs: int, num_processes: int) -> int:
     """Number of data sockets to a peer, the same at both ends. Pure."""
     if fewest:
-        fewest = max(fewest, min(control.round_trip_us // _SOCKET_US, _MOST_FOR_ROUND_TRIP))
+        most = _MOST_FOR_ROUND_TRIP // num_processes
+        fewest = max(fewest, min(control.round_trip_us // _SOCKET_US, most))
     return -(-fewest // num_pairs) * num_pairs  # equally many for each pair of interfaces
 
 

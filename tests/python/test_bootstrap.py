@@ -213,15 +213,24 @@ def test_connections_that_nobody_takes_end_with_the_listener() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_trip_ms", "fewest", "pairs", "sockets"),
-    [(0, 2, 1, 2), (15, 2, 1, 3), (40, 2, 1, 8), (40, 2, 3, 9), (999, 2, 1, 16), (80, 0, 1, 0)],
+    ("round_trip_ms", "fewest", "pairs", "processes", "sockets"),
+    [
+        (0, 2, 1, 2, 2),
+        (15, 2, 1, 2, 3),
+        (40, 2, 1, 2, 8),
+        (40, 2, 3, 2, 9),
+        (999, 2, 1, 2, 16),
+        (999, 2, 1, 4, 8),
+        (999, 2, 1, 64, 2),
+        (80, 0, 1, 2, 0),
+    ],
 )
 def test_long_round_trip_needs_more_sockets(
-    round_trip_ms: int, fewest: int, pairs: int, sockets: int
+    round_trip_ms: int, fewest: int, pairs: int, processes: int, sockets: int
 ) -> None:
     with socket.socket() as sock:
         control = Link(sock, handshake.Keys(b"", b""), round_trip_ms * 1000)
-        assert bootstrap._num_data(control, fewest, pairs) == sockets
+        assert bootstrap._num_data(control, fewest, pairs, processes) == sockets
 
 
 @pytest.mark.parametrize(("told", "round_trip_us"), [(7, 7), (2**32 - 1, 0), (None, 0)])
