@@ -121,7 +121,7 @@ constexpr std::array kFaults = {
 
 void RepairAll() {
   Softverbs().Clear();
-  for (const size_t device : {0, 1}) {
+  for (const size_t device : {0U, 1U}) {
     Softverbs().SetPort(device, true);
     Softverbs().SetGid(device, true);
   }

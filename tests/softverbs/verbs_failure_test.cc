@@ -1,6 +1,5 @@
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -16,7 +15,7 @@ using softverbs::FaultKind;
 using softverbs::kAll;
 using ::testing::HasSubstr;
 
-Fault Refused(std::string_view call, int error_number) {
+Fault Refused(const char* call, int error_number) {
   return {.kind = FaultKind::kCall, .number = error_number, .count = kAll, .call = call};
 }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <string_view>
 
 namespace jaxhet::softverbs {
 
@@ -31,7 +30,7 @@ struct Fault {
   uint64_t num_bytes = 0;
   std::chrono::microseconds delay{0};
   bool only_dmabuf = false;
-  std::string_view call = {};
+  const char* call = "";
 
   uint64_t matches = 0;
 };

@@ -54,7 +54,7 @@ int PostReceive(ibv::Qp* qp, ibv::RecvWr* wr, ibv::RecvWr** bad_wr) {
   const auto lock = nic.Lock();
   *bad_wr = wr;
   if (const int error = Refusal(nic, "ibv_post_recv")) return error;
-  return wr->next == nullptr ? nic.PostReceive(*static_cast<Qp*>(qp), *wr) : EINVAL;
+  return wr->next == nullptr ? Nic::PostReceive(*static_cast<Qp*>(qp), *wr) : EINVAL;
 }
 
 bool IsAccessGood(int access) {
@@ -65,7 +65,7 @@ bool IsAccessGood(int access) {
 template <typename T, typename Base>
 int Destroy(Base* base) {
   const auto lock = Nic::Get().Lock();
-  auto* const object = static_cast<T*>(base);
+  const auto* const object = static_cast<const T*>(base);
   if (object->is_used()) return EBUSY;
   delete object;
   return 0;
@@ -268,7 +268,7 @@ ENTRY(modify_qp, int, ibv_modify_qp, ibv::Qp* qp, ibv::QpAttr* attr, int mask) {
   Nic& nic = Nic::Get();
   const auto lock = nic.Lock();
   if (const int error = Refusal(nic, "ibv_modify_qp")) return error;
-  return nic.ModifyQp(*static_cast<Qp*>(qp), *attr, mask);
+  return Nic::ModifyQp(*static_cast<Qp*>(qp), *attr, mask);
 }
 
 ENTRY(destroy_qp, int, ibv_destroy_qp, ibv::Qp* qp) {

@@ -53,9 +53,9 @@ class Nic final : public Control {
   Qp* CreateQp(Pd& pd, const ibv::QpInitAttr& init);
   void DestroyQp(Qp& qp);
   // These return an errno.
-  int ModifyQp(Qp& qp, const ibv::QpAttr& attr, int mask);
+  static int ModifyQp(Qp& qp, const ibv::QpAttr& attr, int mask);
   int PostSend(Qp& qp, const ibv::SendWr& request);
-  int PostReceive(Qp& qp, const ibv::RecvWr& request);
+  static int PostReceive(Qp& qp, const ibv::RecvWr& request);
 
  private:
   Nic();

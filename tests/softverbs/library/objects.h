@@ -143,12 +143,12 @@ struct Cq : ibv::Cq, Object {
 };
 
 struct Work {
-  ibv::SendWr wr = {};
-  ibv::Sge sge = {};
+  ibv::SendWr wr;
+  ibv::Sge sge;
   uint64_t index = 0;  // number among all send requests of the QP
   bool has_begun = false;
-  std::optional<Fault> error = {};  // a fault
-  bool breaks_peer = false;         // a fault
+  std::optional<Fault> error;  // a fault
+  bool breaks_peer = false;    // a fault
 };
 
 // Requests of one kind, from posting to polling.

@@ -129,7 +129,9 @@ int Nic::PostSend(Qp& qp, const ibv::SendWr& request) {
     return EINVAL;
   }
   if (qp.send_queue.IsFull(qp.cap.max_send_wr)) return ENOMEM;
-  Work work{.wr = request, .index = qp.send_queue.posted++};
+  Work work;
+  work.wr = request;
+  work.index = qp.send_queue.posted++;
   if (request.num_sge == 1) work.sge = *request.sg_list;
   qp.sends.push_back(work);
   if (qp.now == ibv::kQpStateError) CompleteSend(qp, ibv::kWcWrFlushErr);
