@@ -207,6 +207,11 @@ class Engine:
         found = self._open.error() if self._open else self._last_error
         return as_ours(found[1]) if found else None
 
+    def fail(self, code: str, text: str) -> None:
+        """Fails the engine and the engines of all peers, for a reason found elsewhere."""
+        # UTF-8 has no form for the bytes of a file's name that Python could not decode.
+        self._engine.fail(code, text.encode(errors="backslashreplace").decode())
+
     def close(self, timeout_ms: int) -> None:
         """Says goodbye, waits for the peers to do so, and frees everything. Idempotent."""
         if self._open is not None:

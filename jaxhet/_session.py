@@ -183,7 +183,10 @@ class Session:
 
     def translate(self, error: BaseException) -> JaxhetError | None:
         """The error of jaxhet inside an error of JAX, or None."""
-        match = _ERROR_PATTERN.search(str(error))
+        try:
+            match = _ERROR_PATTERN.search(str(error))
+        except Exception:  # __str__ of the program's class fails
+            return None
         if match is None or match[1] not in _errors.BY_NAME:
             return None
         self.acknowledge()

@@ -58,17 +58,30 @@ except Exception as e: print("again:", type(e).__name__)
     assert "again: " in ended.text
 
 
-def test_uncaught_exception_is_what_the_others_are_told() -> None:
-    body = """
+_WITHOUT_TEXT = "type('NoText', (Exception,), {'__str__': lambda self: 1 / 0})()"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("ValueError('no more data')", "ValueError: no more data"),
+        (r"ValueError('no \udcff data')", r"ValueError: no \udcff data"),
+        (_WITHOUT_TEXT, "NoText: <exception str() failed>"),
+        ("ValueError('é' * 5_000_001)", "ValueError: éé"),
+    ],
+)
+def test_uncaught_exception_is_what_the_others_are_told(error: str, told: str) -> None:
+    body = f"""
 f = over_islands(psum)
 f(x)
-if me == 1: raise ValueError("no more data")
+if me == 1: raise {error}
 try:
     for _ in range(1000): f(x); time.sleep(0.01)
-except jaxhet.PeerError as e: print("caught:", e)
+except jaxhet.PeerError as e: print("caught:", str(e)[:200])
 """
-    ended, _ = run_both(body)
-    assert "ended by an exception: ValueError: no more data" in ended.text.split("caught:")[1]
+    ended, failed = run_both(body)
+    assert f"ended by an exception: {told}" in ended.text.split("caught:")[1]
+    assert failed.code == 1
 
 
 def test_deadline_of_one_function_names_who_is_late() -> None:

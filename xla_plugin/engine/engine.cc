@@ -432,7 +432,7 @@ std::shared_ptr<Engine> FindEngine(int64_t session) {
   std::shared_ptr<Engine> engine = found == table.engines.end() ? nullptr : found->second.lock();
   if (!engine) {
     Throw(ErrorCode::kUsage, "the program was compiled for session ", session,
-          ", which has ended. Call jax.clear_caches() after jaxhet.shutdown().");
+          ", which has ended. Call it before jaxhet.shutdown().");
   }
   return engine;
 }
