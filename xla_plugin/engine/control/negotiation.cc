@@ -59,28 +59,21 @@ std::string Pack(const Candidates& candidates) {
 
 // Takes the peer's refusals over, and its offers if `accept`.
 void Apply(std::string_view body, bool accept, Candidates& candidates) {
-  struct Answer {
-    bool ok;
-    std::string text;
-  };
-  std::map<std::string, Answer> answers;
   const std::vector<std::string> table = UnpackStrings(body);
   if (table.size() % 3 != 0) {
     Throw(ErrorCode::kTransport, "its table of transports has ", table.size(), " entries");
   }
-  for (size_t i = 0; i < table.size(); i += 3) {
-    answers[table[i]] = {table[i + 1] == "ok", table[i + 2]};
-  }
   for (Candidate& candidate : candidates) {
     if (!candidate.connection) continue;
-    const auto answer = answers.find(candidate.name);
-    if (answer == answers.end()) {
+    size_t i = 0;
+    while (i < table.size() && table[i] != candidate.name) i += 3;
+    if (i == table.size()) {
       candidate.Refuse("the peer does not know it");
-    } else if (!answer->second.ok) {
-      candidate.Refuse("the peer: " + answer->second.text);
+    } else if (table[i + 1] != "ok") {
+      candidate.Refuse("the peer: " + table[i + 2]);
     } else if (accept) {
       try {
-        candidate.connection->Accept(answer->second.text);
+        candidate.connection->Accept(table[i + 2]);
         candidate.text.clear();
       } catch (const Error& error) {
         candidate.Refuse(std::string(error.text()));

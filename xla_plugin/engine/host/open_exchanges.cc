@@ -68,7 +68,6 @@ void OpenExchanges::Drop(const std::shared_ptr<const Error>& why) {
   exchanges_.clear();
   transfers_.clear();
   communicators_.clear();
-  executions_.clear();
   siblings_.Clear();
 }
 
@@ -79,9 +78,7 @@ void OpenExchanges::StartOrThrow(Exchange& exchange) {
     Throw(ErrorCode::kUsage, "its plan ", request.plan, " was never registered");
   }
   Partition partition = PartitionBuffers(request);
-  OpenExecution& execution = executions_[request.rank];
-  if (execution.Overlaps(request.run_id, request.plan)) ThrowOverlap(exchange);
-  if (!request.is_detached) execution.Enter(request.run_id, request.plan);
+  CheckOverlap(request);
   siblings_.Add(request);
   CommunicatorState& state = communicators_[{request.rank, exchange.communicator}];
   const auto position = state.Enter(request.run_id, request.plan, request.index);
@@ -213,7 +210,6 @@ void OpenExchanges::Release(Exchange& exchange) {
   recorder_.Ended(exchange.id, FlightState::kCompleted, ended);
   ++completed_;
   in_flight_time_ += ended - exchange.started;
-  if (!exchange.request.is_detached) executions_.at(exchange.request.rank).Leave();
   completions_.push_back({exchange.id, std::move(exchange.request.done), nullptr});
   exchanges_.erase(exchange.id);
 }
@@ -379,15 +375,17 @@ void OpenExchanges::CheckOrder(const StartInfo& theirs) const {
   }
 }
 
-// `exchange` starts, and its rank has exchanges of another execution open.
-void OpenExchanges::ThrowOverlap(const Exchange& exchange) const {
-  const ExchangeRequest& started = exchange.request;
+// Throws if the rank has exchanges of another execution open: an exchange could meet a peer's start
+// of that execution.
+void OpenExchanges::CheckOverlap(const ExchangeRequest& started) const {
   const auto is_of_other = [&](const auto& entry) {
     const ExchangeRequest& open = entry.second.request;
     return open.rank == started.rank && !open.is_detached &&
            (open.run_id != started.run_id || open.plan != started.plan);
   };
-  const ExchangeRequest& open = std::ranges::find_if(exchanges_, is_of_other)->second.request;
+  const auto found = std::ranges::find_if(exchanges_, is_of_other);
+  if (found == exchanges_.end()) return;
+  const ExchangeRequest& open = found->second.request;
   throw OverlapError(peers_.plans().DescribeWithProgram(started.plan, started.index),
                      peers_.plans().DescribeWithProgram(open.plan, open.index));
 }

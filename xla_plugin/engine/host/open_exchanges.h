@@ -38,30 +38,6 @@ struct Arrival {
   std::string tail;  // the eager bytes or the announcement of the transport
 };
 
-// The execution whose exchanges are open on one rank of ours, in any communicator. At most one
-// execution may have open exchanges: else an exchange could meet a peer's start of another
-// execution.
-class OpenExecution {
- public:
-  // Exchanges of another execution than this one are open.
-  bool Overlaps(int64_t run_id, int64_t plan) const {
-    return num_open_ > 0 && (run_id != run_id_ || plan != plan_);
-  }
-  // An exchange starts. The caller has asked Overlaps().
-  void Enter(int64_t run_id, int64_t plan) {
-    run_id_ = run_id;
-    plan_ = plan;
-    ++num_open_;
-  }
-  // An exchange has completed.
-  void Leave() { --num_open_; }
-
- private:
-  int64_t run_id_ = 0;
-  int64_t plan_ = 0;
-  int64_t num_open_ = 0;
-};
-
 // One rank of ours in one communicator: counts its runs, and brings its starts together with those
 // of the other members.
 class CommunicatorState {
@@ -191,7 +167,7 @@ class OpenExchanges {
   void CheckSameRun(const CommunicatorState& state, const StartInfo& info) const;
   void CheckOrder(const StartInfo& theirs) const;
   void CheckSameExchange(const PeerTransfer& transfer, const StartInfo& info) const;
-  [[noreturn]] void ThrowOverlap(const Exchange& exchange) const;
+  void CheckOverlap(const ExchangeRequest& started) const;
   [[noreturn]] void ThrowLate(const Exchange& exchange) const;
   LatePeer LateFacts(const PeerTransfer& transfer) const;
   std::string Where(const Exchange& exchange) const;
@@ -204,8 +180,7 @@ class OpenExchanges {
   const Options& options_;
 
   std::map<std::pair<int, uint64_t>, CommunicatorState>
-      communicators_;                        // by own rank, communicator
-  std::map<int, OpenExecution> executions_;  // by own rank
+      communicators_;  // by own rank, communicator
   SiblingStarts siblings_;
   std::map<int64_t, Exchange> exchanges_;                  // by id
   std::unordered_map<uint64_t, PeerTransfer*> transfers_;  // open ones, by ticket
