@@ -96,7 +96,7 @@ VerbsConnection::VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost&
     : VerbsConnection(nics.Usable(), nics.options(), MakeStaging(nics, chunk_bytes), host) {}
 
 VerbsConnection::VerbsConnection(NicList nics, const Options& options,
-                                 std::shared_ptr<DeviceSlots> slots, size_t count,
+                                 const std::shared_ptr<DeviceSlots>& slots, size_t count,
                                  Direction direction, ConnectionHost& host)
     : VerbsConnection(nics, options,
                       {.device = slots,
@@ -108,9 +108,8 @@ VerbsConnection::VerbsConnection(NicList nics, const Options& options,
                        .chunk_bytes = slots->slots().slot_bytes},
                       host) {}
 
-VerbsConnection::VerbsConnection(NicList nics, const Options& options, Memory memory,
-                                 ConnectionHost& host)
-    : options_(options),
+VerbsConnection::VerbsConnection(NicList nics, Options options, Memory memory, ConnectionHost& host)
+    : options_(std::move(options)),
       host_(host),
       memory_(std::move(memory)),
       headers_(nics, memory_.count, kHeaderBytes, ibv::kAccessLocalWrite),

@@ -38,7 +38,7 @@ class VerbsConnection final : public Connection {
  public:
   VerbsConnection(Nics& nics, size_t chunk_bytes, ConnectionHost& host);
   enum class Direction { kOut, kIn };
-  VerbsConnection(NicList nics, const Options& options, std::shared_ptr<DeviceSlots> slots,
+  VerbsConnection(NicList nics, const Options& options, const std::shared_ptr<DeviceSlots>& slots,
                   size_t count, Direction direction, ConnectionHost& host);
 
   std::string Offer() override;
@@ -102,7 +102,7 @@ class VerbsConnection final : public Connection {
     size_t nic;  // number of our NIC
   };
 
-  VerbsConnection(NicList nics, const Options& options, Memory memory, ConnectionHost& host);
+  VerbsConnection(NicList nics, Options options, Memory memory, ConnectionHost& host);
   static Memory MakeStaging(Nics& nics, size_t chunk_bytes);
   void SetUpNicPair(NicPair& pair, NicPairInfo peer);
 

@@ -81,9 +81,6 @@ class LaneChannel : public DeviceChannel {
   // Offers of all lanes.
   std::string Answer() override;
   void Accept(std::string_view answer) override;
-  // Sockets were authenticated; there is no memory to prove.
-  void Prove(Device& /*device*/, std::span<const std::byte> /*proof*/) override {}
-  bool IsProven(Device& /*device*/, std::span<const std::byte> /*proof*/) override { return true; }
   bool is_shared() const override { return false; }
   std::optional<uint64_t> Passed() const override;
   std::string Failure() const override;
