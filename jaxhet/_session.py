@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import gc
+import io
 import os
 import re
 import sys
@@ -29,6 +31,7 @@ _NOTICE_S = 1.0  # time for a program to notice a failure by its own exchanges
 _TELL_S = 0.5  # from a failure to its line in the log, if the program has not noticed it
 _LOOK_S = 0.05
 _DEVICES_S = 5.0  # for the devices to end their work after a failure
+_FLUSH_S = 5.0  # to write what the files of a program hold
 _EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _NOT_FINALIZED = (
     "jaxhet: Python did not end within {:g} s after the exit hooks of this program: it waits for a"
@@ -36,6 +39,20 @@ _NOT_FINALIZED = (
     f" with exit code {_EXIT_CODE} (JAXHET_EXIT_TIMEOUT_S)"
 )
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
+
+
+def _flush_files() -> None:
+    """Writes what Python's open files hold: the process may end without closing them."""
+
+    def flush() -> None:
+        for one in gc.get_objects():
+            if issubclass(type(one), io.IOBase):
+                with contextlib.suppress(Exception):  # it is closed, or its disk is full
+                    one.flush()
+
+    thread = threading.Thread(target=flush, daemon=True)  # a pipe may be full
+    thread.start()
+    thread.join(_FLUSH_S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +235,7 @@ class Session:
                 "it is ended now (JAXHET_EXIT_TIMEOUT_S)",
             )
             LOGGER.critical("%s", "\n".join(lines))
+            _flush_files()
             os._exit(_EXIT_CODE)
 
     def _tell(self, failure: str) -> None:
@@ -335,6 +353,7 @@ class Session:
         if not self._is_idle:
             compat.skip_exit_waits()
         if limit_s := self.config.exit_after_failure_s:
+            _flush_files()
             _ffi.limit_finalization(limit_s, _NOT_FINALIZED.format(limit_s), _EXIT_CODE)
 
     def _report(self, uncaught: BaseException | None) -> None:

@@ -1,5 +1,10 @@
 """Programs that end as soon as they have one result, while other devices still exchange."""
 
+import os
+import pathlib
+
+import pytest
+
 from tests.support.scripts import ON_GPUS_TOO, job, on, run
 
 _SCRIPT = """
@@ -93,24 +98,35 @@ def test_exit_hooks_of_a_program_end_after_a_failure_and_its_exit_code_stays(
 
 
 _STUCK = """
-import sys, threading, time
+import os, sys, threading, time
 import jax, jaxhet
 jaxhet.initialize()
+file = open(os.environ["KEPT"], "w")
+file.write("results")
+print("printed")
 if jax.process_index() == 1:
     raise ValueError("bad batch")
 def sleep(x):
     time.sleep(1000)
     return x
 result = jax.jit(lambda x: jax.pure_callback(sleep, jax.typeof(x), x))(1.0)
-while jaxhet.last_error() is None:
+while os.environ["IGNORES"] or jaxhet.last_error() is None:
     time.sleep(0.01)
 """
 
 
-def test_device_that_never_ends_its_work_is_not_waited_for_after_a_failure() -> None:
-    stuck, _ = run(_STUCK, *job(JAXHET_EXIT_TIMEOUT_S="20"), timeout_s=60)
+@pytest.mark.parametrize("ignores", ["", "1"])
+def test_program_that_is_ended_after_a_failure_loses_nothing_that_its_files_hold(
+    ignores: str, tmp_path: pathlib.Path
+) -> None:
+    """Either a device never ends its work, or the program does not notice the failure."""
+    kept = tmp_path / "kept"
+    envs = job(JAXHET_EXIT_TIMEOUT_S="20", KEPT=str(kept), IGNORES=ignores)
+    stuck, _ = run(_STUCK, envs[0], {**envs[1], "KEPT": os.devnull}, timeout_s=60)
     assert stuck.code == 70, stuck.text
     assert "(JAXHET_EXIT_TIMEOUT_S)" in stuck.text
+    assert "printed" in stuck.text
+    assert kept.read_text() == "results"
 
 
 _WAITS = """
