@@ -206,6 +206,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the change is taken back
     tree = arguments.tree.resolve()
     drawn = random.Random(arguments.seed).sample(_mutants(tree, arguments.under), arguments.count)
+    if any(path.suffix == ".cc" for path, _ in drawn):
+        subprocess.run(["sh", "tools/cpp.sh", "configure", "unity"], cwd=tree, check=True)
     counts = collections.Counter[str]()
     for index, (path, (begin, length, new, kind)) in [*enumerate(drawn)][arguments.first :]:
         data = (tree / path).read_bytes()
