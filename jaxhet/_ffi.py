@@ -45,22 +45,20 @@ _sessions = itertools.count(1)
 
 
 class Engine:
-    """The engine of this process: it moves the bytes of exchanges and watches the peers.
+    """The engine of this process: it moves the bytes of exchanges and watches the peers."""
 
-    Other methods are those of the extension's engine (`_engine.pyi`), until `close`.
-    """
-
-    # The arguments of `start`.
-    _config: PlacedConfig
-    _members: Sequence[ProcessInfo]
-    _refused: Mapping[int, Mapping[str, str]]
-
-    def __init__(self, process: int, num_processes: int, options: Mapping[str, int | str]):
+    def __init__(
+        self,
+        config: PlacedConfig,
+        members: Sequence[ProcessInfo],
+        refused: Mapping[int, Mapping[str, str]],
+    ):
         self.session = next(_sessions)
+        self._config, self._members, self._refused = config, members, refused
         self._last_error: tuple[str, str] | None = None
         with _errors_as_ours():
             self._open: _engine.Engine | None = _engine.Engine(
-                self.session, process, num_processes, dict(options)
+                self.session, config.process_id, len(members), config.engine_values()
             )
 
     @classmethod
@@ -83,8 +81,7 @@ class Engine:
           TransportError: no transport works to some peer; the text has the reason of each.
           UsageError: libcrypto is missing, which an option needs.
         """
-        engine = cls(config.process_id, len(members), config.engine_values())
-        engine._config, engine._members, engine._refused = config, members, refused
+        engine = cls(config, members, refused)
         try:
             for process, peer in sockets.items():
                 engine._add_peer(process, peer)
@@ -129,8 +126,28 @@ class Engine:
             raise UsageError("jaxhet is shut down in this process")
         return self._open
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+    # Methods without a docstring are as in `_engine.pyi`.
+
+    def set_ranks(self, ranks: Sequence[tuple[int, int, int, str]]) -> None:
+        self._engine.set_ranks(ranks)
+
+    def transport_of(self, process: int) -> tuple[str, list[tuple[str, str]]]:
+        return self._engine.transport_of(process)
+
+    def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
+        return self._engine.wait_failure(timeout_ms)
+
+    def stats(self) -> dict[str, int]:
+        return self._engine.stats()
+
+    def peer_stats(self) -> list[dict[str, Any]]:
+        return self._engine.peer_stats()
+
+    def flight_record(self) -> list[dict[str, Any]]:
+        return self._engine.flight_record()
+
+    def abandon_in_child(self) -> None:
+        self._engine.abandon_in_child()
 
     def open_devices(
         self,

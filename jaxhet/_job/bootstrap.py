@@ -30,10 +30,10 @@ _FIRST_DEVICE_SOCKET = 1000
 _MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
 _POLL_MS = 50
-# One data socket for each 5 ms of the round trip. 1 Gbit/s has 0.6 MB under way then. The usual
-# limit for the send buffer of a socket (tcp_wmem, 4 MB) allows 2 MB; the rest is for lost packets.
-# The pairs of a job share a long line, and its processes have few descriptors (ulimit -n): a job of
-# two processes has up to 16, larger jobs fewer for each pair.
+# One data socket for each 5 ms of the round trip, at most 16 in a job of two processes. A socket
+# that loses a packet slows down, and the others fill the line meanwhile. Measured by
+# tests/support/thin_link.py over 1 Gbit/s: 24 sockets are slower than 16. Larger jobs have fewer
+# for each pair: pairs share the line, and a process has few descriptors (ulimit -n).
 _SOCKET_US = 5000
 _MOST_FOR_ROUND_TRIP = 32  # divided by the number of processes
 _MOST_AT_ONCE = 8

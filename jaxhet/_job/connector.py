@@ -101,13 +101,14 @@ class Connector:
           PeerError: One has left the job.
           TransportError: One can't be reached.
         """
-        waiting = [p for p in sorted(processes) if not self._connections[p].done()]
+        needed = sorted(processes)
+        waiting = [p for p in needed if not self._connections[p].done()]
         if waiting:
             self._membership.ask_for(waiting)
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:  # peers may be slow
             list(pool.map(self._connect, waiting))
-        for process in waiting:
-            self._connections[process].result()  # another thread may connect it
+        for process in needed:  # another thread may connect it, or may have failed
+            self._connections[process].result()
 
     def has(self, process: int) -> bool:
         """Whether a peer is connected."""

@@ -147,6 +147,9 @@ def test_failed_connection_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> Non
         case.connector.need([0])
     assert [str(failure) for failure in case.failures] == ["no transport reaches it"]
     assert not case.connector.has(0)
+    with pytest.raises(TransportError, match="no transport"):  # nothing is retried
+        case.connector.need([0])
+    assert case.opened == [0]
 
 
 def test_error_that_nobody_expects_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from jaxhet import _config, _ffi, _options, _vendors
-from jaxhet._errors import UsageError
 from jaxhet.compiler import ExchangeKind
 
 
@@ -25,12 +24,16 @@ def test_transports_are_the_engines_best_first() -> None:
 
 def test_engine_needs_exactly_the_options_that_the_table_marks() -> None:
     values = _config.resolve({}, {}).engine_values()
-    _ffi.Engine(0, 1, values)
-    with pytest.raises(UsageError, match="no engine option is called 'x'"):
-        _ffi.Engine(0, 1, {**values, "x": 1})
+
+    def make(values: dict[str, int | str]) -> None:
+        _ffi._engine.Engine(1, 0, 1, values)
+
+    make(values)
+    with pytest.raises(RuntimeError, match="no engine option is called 'x'"):
+        make({**values, "x": 1})
     for name in values:
-        with pytest.raises(UsageError, match=f"the engine option '{name}' must be a"):
-            _ffi.Engine(0, 1, {n: value for n, value in values.items() if n != name})
+        with pytest.raises(RuntimeError, match=f"the engine option '{name}' must be a"):
+            make({n: value for n, value in values.items() if n != name})
 
 
 def test_vendors_are_the_engines() -> None:
@@ -64,7 +67,8 @@ device.mkdir(parents=True)
 (device / "class").write_text("0x120000")
 assert collect.find_hardware(pathlib.Path(sys.argv[1]), "other_driver") == (device.name,)
 try:
-    _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values()).open_devices("other", [], [], 1, [])
+    engine = _ffi.Engine(_config.PlacedConfig(), members=[None], refused={})
+    engine.open_devices("other", [], [], 1, [])
 except _errors.UsageError as error:
     assert str(error) == "no vendor is called 'other_driver'; there are cuda, hip", error
 else:

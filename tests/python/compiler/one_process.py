@@ -28,6 +28,7 @@ from jaxhet._traced import jaxprs
 from jaxhet.compiler import PROGRAM_ATTRIBUTE, Job, Options, Plan, bridge, decompose
 from jaxhet.compiler.carrier import CARRIERS
 from tests.python.compiler import gpu_on_cpu
+from tests.support.members import described
 
 NUM_RANKS = 4
 ALGORITHMS = {
@@ -64,7 +65,7 @@ class World:
         jax.config.update("jax_num_cpu_devices", NUM_RANKS)
         jax.config.update("jax_enable_x64", True)
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-        engine = _ffi.Engine(0, 1, _config.resolve({}, {}).engine_values())
+        engine = _ffi.Engine(_config.PlacedConfig(), [described()], {})
         engine._engine.start(1000)
         engine.set_ranks([(d.id, 0, 0, "cpu") for d in jax.devices()])
         _ffi.register_handlers("cpu")

@@ -9,7 +9,7 @@
 namespace jaxhet::softverbs {
 
 enum class FaultKind : uint8_t {
-  kError,      // a send request fails with `number`, after `num_bytes` of it were executed
+  kError,      // a send request fails with `number`; its first `num_bytes` still arrive
   kGhost,      // it fails with RETRY_EXC; it and all behind it are executed `delay` later
   kDelay,      // it begins `delay` later
   kFlush,      // the QP breaks: all its requests are flushed

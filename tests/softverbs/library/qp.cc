@@ -242,7 +242,7 @@ bool Nic::HasMemory(const Qp& qp, const Work& work) const {
   return sge.length == 0 || memory_.Find(qp.pd, sge.lkey, sge.addr, sge.length, access) != nullptr;
 }
 
-// The request, or the part of it that a fault lets through.
+// The message of a request; of one that is to fail, only the bytes that still arrive.
 Message Nic::MakeRequest(const Qp& qp, const Work& work) const {
   const GidRow& source = *SourceOf(qp);
   const uint64_t whole = work.sge.length;

@@ -378,14 +378,14 @@ void OpenExchanges::CheckOrder(const StartInfo& theirs) const {
 // Throws if the rank has exchanges of another execution open: an exchange could meet a peer's start
 // of that execution.
 void OpenExchanges::CheckOverlap(const ExchangeRequest& started) const {
-  const auto is_of_other = [&](const auto& entry) {
+  // One is enough: the others have passed this check. `started` itself is the last one.
+  const auto found = std::ranges::find_if(exchanges_, [&](const auto& entry) {
     const ExchangeRequest& open = entry.second.request;
-    return open.rank == started.rank && !open.is_detached &&
-           (open.run_id != started.run_id || open.plan != started.plan);
-  };
-  const auto found = std::ranges::find_if(exchanges_, is_of_other);
+    return open.rank == started.rank && !open.is_detached;
+  });
   if (found == exchanges_.end()) return;
   const ExchangeRequest& open = found->second.request;
+  if (open.run_id == started.run_id && open.plan == started.plan) return;
   throw OverlapError(peers_.plans().DescribeWithProgram(started.plan, started.index),
                      peers_.plans().DescribeWithProgram(open.plan, open.index));
 }

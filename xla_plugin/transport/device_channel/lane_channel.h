@@ -99,7 +99,8 @@ class LaneChannel : public DeviceChannel {
   void Fail(const Error& error);
 
  protected:
-  // With slots of their own, subclasses need `pinned_bytes` 0 for each of those in pinned memory.
+  // Pinned memory for the words and for slots of `pinned_bytes` each. 0: the subclass has slots of
+  // its own, and calls SetSlots.
   LaneChannel(const ChannelSetup& setup, End end, std::vector<std::shared_ptr<Lane>> lanes,
               size_t pinned_bytes);
   // `slots` as lanes know them; on the device they are at `device_address`.
