@@ -43,16 +43,10 @@ _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTA
 
 def _flush_files() -> None:
     """Writes what Python's open files hold: the process may end without closing them."""
-
-    def flush() -> None:
-        for one in gc.get_objects():
-            if issubclass(type(one), io.IOBase):
-                with contextlib.suppress(Exception):  # it is closed, or its disk is full
-                    one.flush()
-
-    thread = threading.Thread(target=flush, daemon=True)  # a pipe may be full
-    thread.start()
-    thread.join(_FLUSH_S)
+    for one in gc.get_objects():
+        if issubclass(type(one), io.IOBase):
+            with contextlib.suppress(Exception):  # it is closed, or its disk is full
+                one.flush()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +117,7 @@ class Session:
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
         self._closed = threading.Event()
+        self._ends = threading.Event()  # Python's open files are flushed if the job has failed
         self._has_left = False  # all connections are closed
         self._is_idle = True  # at the end of the job: no device of this process is at work
         this = weakref.ref(self)  # XLA's hooks keep the compilation, which must not keep devices
@@ -135,8 +130,11 @@ class Session:
             parts.compilation,
         )
         self._watcher = threading.Thread(target=self._watch, name="jaxhet-watch", daemon=True)
+        # A pipe may be full, and Python starts no thread while it ends.
+        self._flusher = threading.Thread(target=self._flush, name="jaxhet-flush", daemon=True)
         if engine is not None or parts.membership is not None:
             self._watcher.start()
+            self._flusher.start()
 
     @functools.cached_property
     def island(self) -> Island:
@@ -235,8 +233,18 @@ class Session:
                 "it is ended now (JAXHET_EXIT_TIMEOUT_S)",
             )
             LOGGER.critical("%s", "\n".join(lines))
-            _flush_files()
+            self._wait_for_files()
             os._exit(_EXIT_CODE)
+
+    def _flush(self) -> None:
+        self._ends.wait()
+        if self.error() is not None:
+            _flush_files()
+
+    def _wait_for_files(self) -> None:
+        """Flushes open files, for a limited time."""
+        self._ends.set()
+        self._flusher.join(_FLUSH_S)
 
     def _tell(self, failure: str) -> None:
         """Logs a failure that the program does not notice at once: it compiles, saves, computes.
@@ -322,6 +330,7 @@ class Session:
     def discard(self) -> None:
         """Ends the threads and connections of the session, except engine and membership."""
         self._closed.set()
+        self._ends.set()
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):
@@ -353,7 +362,7 @@ class Session:
         if not self._is_idle:
             compat.skip_exit_waits()
         if limit_s := self.config.exit_after_failure_s:
-            _flush_files()
+            self._wait_for_files()
             _ffi.limit_finalization(limit_s, _NOT_FINALIZED.format(limit_s), _EXIT_CODE)
 
     def _report(self, uncaught: BaseException | None) -> None:

@@ -109,23 +109,30 @@ if jax.process_index() == 1:
 def sleep(x):
     time.sleep(1000)
     return x
-result = jax.jit(lambda x: jax.pure_callback(sleep, jax.typeof(x), x))(1.0)
-while os.environ["IGNORES"] or jaxhet.last_error() is None:
+class Tool:
+    def __del__(self):
+        time.sleep(1000)
+if os.environ["STUCK"] == "device":
+    jax.jit(lambda x: jax.pure_callback(sleep, jax.typeof(x), x))(1.0)
+if os.environ["STUCK"] == "destructor":
+    _tool = Tool()  # Python clears private names first
+while os.environ["STUCK"] == "loop" or jaxhet.last_error() is None:
     time.sleep(0.01)
 """
 
 
-@pytest.mark.parametrize("ignores", ["", "1"])
+@pytest.mark.parametrize("where", ["device", "loop", "destructor"])
 def test_program_that_is_ended_after_a_failure_loses_nothing_that_its_files_hold(
-    ignores: str, tmp_path: pathlib.Path
+    where: str, tmp_path: pathlib.Path
 ) -> None:
-    """Either a device never ends its work, or the program does not notice the failure."""
+    """A device never ends its work, the program ignores the failure, or Python does not end."""
     kept = tmp_path / "kept"
-    envs = job(JAXHET_EXIT_TIMEOUT_S="20", KEPT=str(kept), IGNORES=ignores)
+    envs = job(JAXHET_EXIT_TIMEOUT_S="20", KEPT=str(kept), STUCK=where)
     stuck, _ = run(_STUCK, envs[0], {**envs[1], "KEPT": os.devnull}, timeout_s=60)
     assert stuck.code == 70, stuck.text
     assert "(JAXHET_EXIT_TIMEOUT_S)" in stuck.text
     assert "printed" in stuck.text
+    assert "ignored in atexit" not in stuck.text
     assert kept.read_text() == "results"
 
 
