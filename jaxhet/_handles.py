@@ -70,8 +70,8 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
       The handle. On GPUs its exchange uses memory beside JAX's: n + 1 times the arrays of a device.
 
     Raises:
-      UsageError: an argument is not valid; or, when the program runs, the exchange that was
-        started before under this name was not finished.
+      UsageError: an argument is not valid, or the arrays are differentiated; or, when the program
+        runs, the exchange that was started before under this name was not finished.
 
     Examples:
       >>> import numpy as np
@@ -102,7 +102,7 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
             )
         return jax.tree.map(lambda x: x[None], parts)
 
-    parts = over_positions(leave, axis, P(axis))(leaves)
+    parts = over_positions(leave, axis, P(axis))([_without_derivative(x) for x in leaves])
     kinds = tuple((tuple(jnp.shape(x)[1:]), str(jnp.result_type(x))) for x in leaves)
     return Handle(jax.tree.unflatten(structure, parts), axis, op, name, wire, kinds, structure)
 
@@ -139,10 +139,17 @@ def finish(handle: Handle) -> Any:
       this is not the handle of the latest start.
 
     Raises:
-      UsageError: the mesh of `jax.set_mesh` does not have the axis; or, when the program runs, the
-        handle was finished before, or is not the latest start's handle (on CPUs).
+      UsageError: the mesh of `jax.set_mesh` does not have the axis, or has it with another number
+        of positions; or, when the program runs, the handle was finished before, or is not the
+        latest start's handle (on CPUs).
     """
-    axis_size(handle.axis)
+    size = axis_size(handle.axis)
+    held = {jnp.shape(x)[0] for x in jax.tree.leaves(handle.parts)}
+    if held - {size}:
+        raise UsageError(
+            f"jaxhet.finish: the handle {handle.name!r} is of {held.pop()} positions, and the mesh"
+            f" axis {handle.axis!r} has {size}: finish it with as many positions as at its start"
+        )
 
     def arrive(parts: tuple[tuple[jax.Array, ...], ...]) -> list[jax.Array]:
         return [
@@ -153,6 +160,19 @@ def finish(handle: Handle) -> Any:
     parts = tuple(handle.structure.flatten_up_to(handle.parts))
     found = over_positions(arrive, handle.axis, P())(parts)
     return jax.tree.unflatten(handle.structure, found)
+
+
+@jax.custom_jvp
+def _without_derivative(x: jax.Array) -> jax.Array:
+    return x
+
+
+@_without_derivative.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    raise UsageError(
+        "jaxhet.start has no derivative: take the gradient before it, or give it"
+        " jax.lax.stop_gradient(tree)"
+    )
 
 
 def _is_open(size: int) -> bool:

@@ -78,6 +78,10 @@ with jax.set_mesh(mesh):
         except jaxhet.UsageError as error: print("caught usage", "letters, digits" in str(error))
     try: jaxhet.start({"a": np.ones((2, 3), np.int32)}, "x")
     except jaxhet.UsageError as error: print("caught usage", "give floats" in str(error))
+    caught("has no derivative", lambda: jax.grad(
+        lambda t: jaxhet.finish(jaxhet.start(t, "x"))["c"].sum())(ROUNDS[0]))
+    with jax.set_mesh(jaxhet.make_mesh({"x": -1})):
+        caught("as many positions", lambda: finish(restored))
     lost = jaxhet.jit(lambda t: jaxhet.start(t, "x", name="lost"))(put(ROUNDS[5]))
     jax.block_until_ready(lost)
     print("asked", jaxhet.plan(finish, lost).exchanges[0].collective)
@@ -107,6 +111,8 @@ def test_handles_outlive_programs() -> None:
             "caught restore that in a new job True",
             "caught was never finished True",
             "caught not the handle of the latest True",
+            "caught has no derivative True",
+            "caught as many positions True",
             "restored True",
             "held True",
             "local True",
