@@ -356,6 +356,8 @@ class Session:
         never end its work. JAX does not wait for it then, and the end of the interpreter, after all
         exit hooks, has a limit.
         """
+        if os.getpid() != self._pid:
+            return
         self.close(timeout_s)
         if self.error() is None:
             return
@@ -399,6 +401,8 @@ class Session:
         """After a fork: the child gives up its copies of the connections, if it has any."""
         if self._has_left:
             return
+        compat.skip_exit_waits()
+        compat.abandon_client_in_child()
         for observer in self._observers:
             observer.close_in_child()
         if self.engine is not None:

@@ -176,6 +176,16 @@ def disconnect_client() -> None:
     distributed.global_state.shutdown()
 
 
+def abandon_client_in_child() -> None:
+    """In a forked child: keeps its copy of the client, whose end would disturb the parent's."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for held in (state.client, state.preemption_sync_manager):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    state.client = state.preemption_sync_manager = None
+
+
 def backend_exists() -> bool:
     """Whether a JAX backend was created in this process."""
     from jax._src import xla_bridge

@@ -123,6 +123,9 @@ if pid == 0:
     print('child closed', before - listening(), flush=True)
     os._exit(0)
 os.waitpid(pid, 0)
+pid = os.fork()
+if pid == 0: sys.exit(7)
+print('child ended with', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print('parent', f(1), jaxhet.last_error(), before - listening())
 jaxhet.shutdown()
 def left():
@@ -144,6 +147,8 @@ os.waitpid(pid, 0)
         assert "refused: jaxhet.initialize was called before in this process" in ended.text
         assert f"child closed {closed}\n" in ended.text, ended.text
         assert "child: this process was forked from one that joined the job" in ended.text
+        assert "child ended with 7\n" in ended.text, ended.text
+        assert "TSI_DATA_CORRUPTED" not in ended.text, ended.text  # JAX's service, encrypted
         assert "parent 2 None 0\n" in ended.text, ended.text
         assert "left: []\n" in ended.text, ended.text
         assert "late child lives\n" in ended.text
