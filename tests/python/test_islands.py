@@ -8,18 +8,20 @@ import jax
 import pytest
 
 import jaxhet
-from jaxhet import _compilation, _config, _islands, _session
+from jaxhet import _compilation, _config, _islands, _replicas, _session
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from tests.support.members import described
 
 
-def _make(names: str, num_devices: Sequence[int]) -> tuple[_islands.Island, ...]:
-    """Islands of processes with these one-letter islands and numbers of devices."""
+def _make(
+    names: str, num_devices: Sequence[int], kinds: str | None = None
+) -> tuple[_islands.Island, ...]:
+    """Islands of processes with these one-letter islands, numbers and kinds of devices."""
     members = [described(i, name, host=f"host{i}") for i, name in enumerate(names)]
     devices: list[Any] = [
-        types.SimpleNamespace(id=2048 * process + i, process_index=process)
-        for process, count in enumerate(num_devices)
+        types.SimpleNamespace(id=2048 * process + i, process_index=process, device_kind=kind)
+        for process, (count, kind) in enumerate(zip(num_devices, kinds or names, strict=True))
         for i in range(count)
     ]
     return _islands.make_islands(members, devices[::-1])
@@ -94,3 +96,14 @@ def test_traced_programs_are_kept_up_to_a_limit() -> None:
     assert list(compilation.programs) == digests[2:]
     compilation.describe("f", jax.make_jaxpr(lambda x: x + 2)(1.0).jaxpr, (), lambda eqn: "")
     assert list(compilation.programs) == [*digests[3:], digests[2]]
+
+
+def test_islands_of_other_kinds_of_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_replicas, "_arithmetic_differences", lambda: ("equal kinds compute",))
+    for kinds, found in (
+        ("xx", "equal kinds compute"),
+        ("xy", "kinds of devices differ: a has cpu x; b has cpu y"),
+    ):
+        session = _session.Session(Config(), 0, _make("ab", [2, 2], kinds))
+        monkeypatch.setattr(_session, "_current", [session])
+        assert jaxhet.unlike_islands() == (found,)
