@@ -110,8 +110,7 @@ def _join(config: Config, listener: _listener.Listener, membership: Membership) 
     info = make_process_info(config, listener.address, listener.interfaces)
     membership.join(info, config.connect_timeout_s + 5, config.peer_timeout_s)
     members = membership.members
-    channels = bootstrap.num_channels(len(members))
-    listener.assign(membership.process, membership.job, len(members), channels)
+    listener.assign(membership.process, membership.job, len(members))
     are_deterministic = all(
         compiler_settings.are_kernels_deterministic(info.settings) for info in members
     )

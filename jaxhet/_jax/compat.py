@@ -6,6 +6,7 @@ tests/python/test_jax_compat.py tests the parts of JAX that these functions rely
 """
 
 import atexit
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -31,6 +32,7 @@ from jaxhet._jax.jaxlib import HEARTBEAT_TIMEOUT_S
 from jaxhet._jax.replacements import install
 
 _FOREVER_S = 7 * 24 * 3600
+_CHECK_S = 0.02  # between two checks of a job while JAX blocks
 _PASSES = ("jaxhet_decompose", "jaxhet_bridge")  # names in XLA
 _SIGACTION_BYTES = 256  # more than any Linux has
 
@@ -429,32 +431,23 @@ def module_text(module: bytes) -> str:
     return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
 
 
-def run_with_checks(
-    function: Callable[[], Any], check: Callable[[], None], period_s: float = 0.02
-) -> Any:
+def run_with_checks(function: Callable[[], Any], check: Callable[[], None]) -> Any:
     """Runs a blocking call of JAX on a thread, and calls `check` until it returns.
 
     Raises the error of `function` or of `check`.
     """
-    result: list[Any] = []
-    error: list[BaseException] = []
+    result: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def body() -> None:
         try:
-            result.append(function())
-        except BaseException as e:
-            error.append(e)
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
 
-    thread = threading.Thread(target=body, name="jaxhet-blocking-call", daemon=True)
-    thread.start()
-    while True:
-        thread.join(period_s)
-        if not thread.is_alive():
-            break
+    threading.Thread(target=body, name="jaxhet-blocking-call", daemon=True).start()
+    while not concurrent.futures.wait([result], _CHECK_S).done:
         check()
-    if error:
-        raise error[0]
-    return result[0]
+    return result.result()
 
 
 def plugin_problem(name: str, version: str) -> str:

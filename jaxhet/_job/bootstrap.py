@@ -27,7 +27,6 @@ from jaxhet._net.interfaces import Interface
 
 DEVICE_SOCKETS = 8  # for data, of a rank to its partners on rails, and again to all other ranks
 _FIRST_DEVICE_SOCKET = 1000
-_MOST_DEVICES = 256  # largest number in a process; more than a machine has
 _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
 _POLL_MS = 50
 # One data socket for each 5 ms of the round trip, at most 16 in a job of two processes. A socket
@@ -48,11 +47,6 @@ class PeerSockets:
 
     control: Link
     data: tuple[Link, ...]
-
-
-def num_channels(num_processes: int) -> int:
-    """Upper bound of a job's channel numbers, before its devices are known."""
-    return _FIRST_DEVICE_SOCKET + (num_processes * _MOST_DEVICES) ** 2 * 2 * DEVICE_SOCKETS
 
 
 def connect_peers(

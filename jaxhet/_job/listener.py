@@ -74,7 +74,7 @@ class Listener:
         self.process = process
         self.secret = secret
         self.job = job
-        self.num_processes = self._num_channels = _ANY
+        self.num_processes = _ANY
         self._assigned = threading.Event()
         if job:
             self._assigned.set()
@@ -95,20 +95,17 @@ class Listener:
             for server in servers
         ]
 
-    def assign(
-        self, process: int, job: bytes, num_processes: int = _ANY, num_channels: int = _ANY
-    ) -> None:
+    def assign(self, process: int, job: bytes, num_processes: int) -> None:
         """Sets the id of the process and of the job. Before that, no peer can connect.
 
         Args:
           process: This process.
           job: The id of the job.
           num_processes: Number of processes of the job.
-          num_channels: Upper bound of channel numbers (exclusive).
         """
         self.process = process
         self.job = job
-        self.num_processes, self._num_channels = num_processes, num_channels
+        self.num_processes = num_processes
         self._assigned.set()
 
     def introduce(
@@ -197,19 +194,14 @@ class Listener:
         """Checks that a peer of the job may open this connection.
 
         Raises:
-          TransportError: No such process connects to this one, there is no such channel, or the
-            process has this connection already.
+          TransportError: No such process connects to this one, or the process has this connection
+            already.
         """
         if not self.process < source < self.num_processes:
             last = "" if self.num_processes == _ANY else f" up to {self.num_processes - 1}"
             raise TransportError(
                 f"a connection in the name of process {source} was refused: only processes with ids"
                 f" above {self.process}{last} connect to process {self.process}"
-            )
-        if channel >= self._num_channels:
-            raise TransportError(
-                f"channel {channel} of process {source} was refused: there are only"
-                f" {self._num_channels}"
             )
         with self._arrived:
             is_there = (source, channel) in self._taken or (source, channel) in self._links

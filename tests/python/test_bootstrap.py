@@ -154,7 +154,7 @@ def test_connection_before_the_job_is_known_waits_for_it() -> None:
         contextlib.closing(_listener(0, b"")) as ours,
         contextlib.closing(_listener(1)) as theirs,
     ):
-        late = threading.Timer(0.2, ours.assign, (0, JOB))
+        late = threading.Timer(0.2, ours.assign, (0, JOB, 2))
         late.start()
         sockets = _connect(theirs, ours.address)
         late.join()
@@ -382,19 +382,18 @@ def test_second_connection_replaces_no_other(is_taken: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("process", "channel", "words"),
+    ("process", "words"),
     [
-        (0, 0, r"in the name of process 0 was refused: only processes with ids above 0 up to 2"),
-        (3, 0, r"in the name of process 3 was refused: only processes with ids above 0 up to 2"),
-        (1, 9, r"channel 9 of process 1 was refused: there are only 9"),
+        (0, r"in the name of process 0 was refused: only processes with ids above 0 up to 2"),
+        (3, r"in the name of process 3 was refused: only processes with ids above 0 up to 2"),
     ],
-    ids=["its own", "unknown", "channel"],
+    ids=["its own", "unknown"],
 )
-def test_connection_that_nobody_opens_is_refused(process: int, channel: int, words: str) -> None:
+def test_connection_that_nobody_opens_is_refused(process: int, words: str) -> None:
     with contextlib.closing(_listener(0)) as ours, contextlib.closing(_listener(process)) as theirs:
-        ours.assign(0, JOB, num_processes=3, num_channels=9)
+        ours.assign(0, JOB, num_processes=3)
         with socket.create_connection(split_address(ours.address)) as sock:
-            theirs.introduce(sock, described(address=ours.address), channel, ours.address)
+            theirs.introduce(sock, described(address=ours.address), 0, ours.address)
             sock.settimeout(5)
             assert sock.recv(1) == b""
         with pytest.raises(TransportError, match=words):
