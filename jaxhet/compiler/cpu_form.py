@@ -115,22 +115,6 @@ class CpuLowering(Lowering):
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
         return self._call(ExchangeKind.PERMUTE, values, [v.size for v in values], pairs)
 
-    @override
-    def local_all_to_all(self, value: Value, groups: Groups) -> Value:
-        """At this stage XLA accepts only the form with one operand for each member."""
-        count = len(groups[0])
-        size = value.size // count
-
-        def block(i: int) -> Instruction:
-            return self.loop([value.x], lambda c, x: arithmetic.slice_1d(c, x, i * size, size))
-
-        shapes = [hlo.array_shape(value.x.shape.element_type, [size])] * count
-        received = self.local_collective(
-            "all-to-all", hlo.tuple_shape(shapes), [block(i) for i in range(count)], groups
-        )
-        rows = self._elements(received, shapes)
-        return value.with_array(arithmetic.concatenate(self.c, rows))
-
     def _call(
         self, kind: ExchangeKind, values: Sequence[Value], sizes: Sequence[int], groups: Groups
     ) -> list[Value]:

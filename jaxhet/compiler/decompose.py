@@ -165,10 +165,11 @@ def _divide(
 ) -> tuple[groups.Split | None, str]:
     """Division of the groups for the hierarchical algorithm; or None, and the reason.
 
-    A collective with a codec is hierarchical on CPUs too, so that fewer bytes cross the link.
+    A collective with a codec is hierarchical on CPUs too, so that fewer bytes cross the link. An
+    all-to-all on CPUs has no codec.
     """
     opcode = collective.instruction.opcode
-    if opcode in _POINT_TO_POINT:
+    if opcode in _POINT_TO_POINT or (opcode == "all-to-all" and not job.is_gpu):
         return None, ""
     if _is_flat(job, options) and (options.algorithm == "flat" or not codec):
         return None, ""

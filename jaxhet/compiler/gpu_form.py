@@ -273,10 +273,6 @@ class GpuLowering(Lowering):
         mask = self._entry_is(is_there, 1, there.x.shape)
         return there.with_array(arithmetic.select(self.c, [mask], [elsewhere.x, there.x]))
 
-    @override
-    def local_all_to_all(self, value: Value, groups: Groups) -> Value:
-        return self.local("all-to-all", value, value.size, groups)
-
     def _entry_is(self, table: Sequence[int], number: int, shape: Shape) -> Instruction:
         """Whether the entry of `table` at the device's logical id is `number`, in each element."""
         own = arithmetic.entry(self.c, table, self._logical_id())

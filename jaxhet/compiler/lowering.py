@@ -9,7 +9,7 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxhet.compiler import arithmetic, codecs, hlo, order
 from jaxhet.compiler import groups as groups_lib
@@ -129,10 +129,6 @@ class Lowering(abc.ABC):
     def permute(self, values: Sequence[Value], pairs: Groups) -> list[Value]:
         """The value of each source to its target; zeros on ranks that are no target."""
 
-    @abc.abstractmethod
-    def local_all_to_all(self, value: Value, groups: Groups) -> Value:
-        """Block i of each member's value to member i, by XLA."""
-
     def bundles(self, values: Sequence[Value]) -> list[Sequence[Value]]:
         """Groups of values that should share their exchanges."""
         return [values]
@@ -198,7 +194,10 @@ class Lowering(abc.ABC):
     def local(
         self, opcode: str, value: Value, size: int, groups: Groups, reducer: str = ""
     ) -> Value:
-        """A collective of XLA, on each island; `size` is the size of its result."""
+        """A collective of XLA, on each island; `size` is the size of its result.
+
+        Groups are in logical ids.
+        """
         element_type = value.x.shape.element_type
         if reducer and element_type in _NOT_REDUCED_BY_NCCL:
             wide = value.with_array(self._converted(value.x, _NOT_REDUCED_BY_NCCL[element_type]))
@@ -206,10 +205,18 @@ class Lowering(abc.ABC):
             return value.with_array(self._converted(result.x, element_type))
         called = [arithmetic.reducer(self.c.module, reducer, element_type).id] if reducer else []
         shape = hlo.array_shape(element_type, [size])
-        dims = [] if opcode == "collective-broadcast" else [0]
+        has_global_ids = opcode in ("all-gather", "reduce-scatter")
         return value.with_array(
-            self.local_collective(
-                opcode, shape, [value.x], groups, dimensions=dims, called_computation_ids=called
+            self.c.add(
+                opcode,
+                shape,
+                [value.x],
+                like=self.instruction,
+                dimensions=[] if opcode == "collective-broadcast" else [0],
+                channel_id=self.c.module.new_channel_id(),
+                use_global_device_ids=True if has_global_ids else None,
+                collective_device_list=hlo.device_list(groups),
+                called_computation_ids=called,
             )
         )
 
@@ -217,27 +224,6 @@ class Lowering(abc.ABC):
         if x.shape.element_type == element_type:
             return x
         return self.loop([x], lambda c, x: arithmetic.convert(c, x, element_type))
-
-    def local_collective(
-        self,
-        opcode: str,
-        shape: Shape,
-        operands: Sequence[Instruction],
-        groups: Groups,
-        **fields: Any,
-    ) -> Instruction:
-        """Adds a collective of XLA. Groups are in logical ids."""
-        has_global_ids = opcode in ("all-gather", "reduce-scatter")
-        return self.c.add(
-            opcode,
-            shape,
-            operands,
-            like=self.instruction,
-            channel_id=self.c.module.new_channel_id(),
-            use_global_device_ids=True if has_global_ids else None,
-            collective_device_list=hlo.device_list(groups),
-            **fields,
-        )
 
     def exchange(
         self,

@@ -135,7 +135,7 @@ def _exchange(lowering: Lowering, value: Value, split: Split | None) -> Value:
     first = len(lowering.added)
     islands, local_size = split.num_islands, split.local_size
     if local_size > 1:
-        value = lowering.local_all_to_all(value, split.local)
+        value = lowering.local("all-to-all", value, value.size, split.local)
     scattered = value
     size = value.size // (islands * local_size)
     # [rail of the sender, island of the receiver] to [island of the receiver, rail of the sender]

@@ -200,7 +200,7 @@ _SCATTER = f"{_GATHER}, to_apply=sum"
         ),
         (
             "f32[4,4] all-to-all(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}",
-            "all_to_all all-to-all dim 0 hierarchical f32[16] {{0,2},{1,3}}",
+            "all_to_all all-to-all dim 0 flat f32[16] {{0,1,2,3}}",
         ),
         (
             "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
