@@ -8,7 +8,6 @@ from jaxhet.compiler.options import Job, Options
 from jaxhet.compiler.plan import Plan
 
 
-@hlo.no_garbage_collection()
 def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
     """Makes the exchanges of a scheduled module calls of the engine; the schedule stays.
 

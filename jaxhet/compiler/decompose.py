@@ -33,7 +33,6 @@ from jaxhet.compiler.options import Job, Options
 _POINT_TO_POINT = ("collective-broadcast", "collective-permute")
 
 
-@hlo.no_garbage_collection()
 def decompose(module: bytes, job: Job, options: Options) -> bytes | None:
     """Replaces the collectives of a module that cross islands.
 

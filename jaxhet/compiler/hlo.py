@@ -1,9 +1,7 @@
 """A thin view of a serialized HloModuleProto, to find and add instructions. Other fields stay."""
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import itertools
 import math
 import pathlib
@@ -492,18 +490,3 @@ class Module:
         frame = index.stack_frames[metadata.stack_frame_id - 1]
         place = index.file_locations[frame.file_location_id - 1]
         return index.file_names[place.file_name_id - 1], place.line
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Turns Python's collector off: one collection of all of JAX's objects takes as long as a pass.
-
-    A later collection frees the garbage of a pass.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
