@@ -213,7 +213,7 @@ class Compilation:
 
     def bridge(self, module: bytes) -> bytes | None:
         """Bridges the exchanges of a scheduled module, whose plan is known before it can start."""
-        result = compiler.bridge(module, self._job, self._options())
+        result = compiler.bridge(module, self._job)
         if result is None:
             return None
         changed, plan = result

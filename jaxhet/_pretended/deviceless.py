@@ -123,27 +123,24 @@ class Compiler:
         """Replaces collectives that cross islands by exchanges."""
         return decompose(module, job, options)
 
-    def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+    def bridge(self, module: bytes, job: Job) -> tuple[bytes, Plan] | None:
         """Replaces exchanges by calls of the engine."""
-        return bridge(module, job, options)
+        return bridge(module, job)
 
     def _pre(self, module: bytes) -> bytes | None:
-        return self._run(self.decompose, module)
+        if self._job is None:
+            return None
+        self._is_used = True
+        return self.decompose(module, self._job, self._options)
 
     def _post(self, module: bytes) -> bytes | None:
-        bridged = self._run(self.bridge, module)
+        bridged = self.bridge(module, self._job) if self._job is not None else None
         if bridged is None:
             return None
         self._result = bridged
         if not self._has_codegen:
             raise _ScheduledError
         return bridged[0]
-
-    def _run(self, hook: Any, module: bytes) -> Any:
-        if self._job is None:
-            return None
-        self._is_used = True
-        return hook(module, self._job, self._options)
 
 
 def pretend(

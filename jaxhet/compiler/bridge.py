@@ -4,17 +4,16 @@ from jaxhet._errors import JaxhetError
 from jaxhet.compiler import carrier, collectives, entry_layout, hlo
 from jaxhet.compiler import plan as plan_lib
 from jaxhet.compiler.arrange import arrange, overlap_sums
-from jaxhet.compiler.options import Job, Options
+from jaxhet.compiler.options import Job
 from jaxhet.compiler.plan import Plan
 
 
-def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+def bridge(module: bytes, job: Job) -> tuple[bytes, Plan] | None:
     """Makes the exchanges of a scheduled module calls of the engine; the schedule stays.
 
     Args:
       module: Serialized HloModuleProto at XLA's post-scheduler stage.
       job: The job.
-      options: The options that `decompose` had.
 
     Returns:
       The new module and its plan; None if it has no exchange.
@@ -23,7 +22,6 @@ def bridge(module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | No
       UsageError: A collective that crosses islands was added after `decompose`.
       JaxhetError: XLA has changed the exchanges since PRE.
     """
-    del options  # all that they decide is in the module
     if not carrier.may_be_in(module) and not hlo.has_collective(module):
         return None
     parsed = hlo.Module(module)

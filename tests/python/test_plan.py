@@ -186,7 +186,7 @@ def test_collectives_that_share_an_exchange_are_counted(platform: str) -> None:
 def test_compiled_gpu_module_still_has_its_plan() -> None:
     job = hlo_text.job(0, 1, platform="cuda")
     module = _bridged(_DOTS, platform="cuda")
-    again = bridge(module, job, Options())
+    again = bridge(module, job)
     assert again is not None
     assert again[0] == module
     assert [e.source for e in again[1].exchanges] == ["early", "e2/late"]

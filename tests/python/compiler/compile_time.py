@@ -67,9 +67,9 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
             passes["hook_s"] += time.perf_counter() - start
             return result
 
-        def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan] | None:
+        def bridge(self, module: bytes, job: Job) -> tuple[bytes, Plan] | None:
             start = time.perf_counter()
-            result = super().bridge(module, job, options)
+            result = super().bridge(module, job)
             passes["post_s"] += time.perf_counter() - start
             return result
 

@@ -90,7 +90,7 @@ def bridged(
 ) -> tuple[bytes, Plan]:
     """A module after both passes, and its plan; by default, each of two ranks is an island."""
     its_job, options = its_job or job(0, 1), options or Options()
-    result = bridge(after_pre(data, its_job, options), its_job, options)
+    result = bridge(after_pre(data, its_job, options), its_job)
     assert result is not None
     return result
 

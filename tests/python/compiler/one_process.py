@@ -108,7 +108,7 @@ class World:
     def _post(self, module: bytes) -> bytes | None:
         if not self.islands or self.as_gpu:
             return None
-        bridged = bridge(module, self._job(), self.options)
+        bridged = bridge(module, self._job())
         if bridged is None:
             return None
         changed, plan = bridged

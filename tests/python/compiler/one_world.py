@@ -45,7 +45,7 @@ class Compiler(deviceless.Compiler):
     def decompose(self, module: bytes, job: Job, options: Options) -> bytes | None:
         return super().decompose(module, job, options) if self.has_passes else None
 
-    def bridge(self, module: bytes, job: Job, options: Options) -> tuple[bytes, Plan]:
+    def bridge(self, module: bytes, job: Job) -> tuple[bytes, Plan]:
         self.scheduled = module
         return module, Plan((), "")
 

@@ -180,7 +180,7 @@ def test_local_collectives_and_those_of_one_island_are_left_alone():
 def test_module_without_collectives_is_left_alone():
     data = hlo_text.module(hlo_text.entry("ROOT p = f32[4] parameter(0)"), [0, 1])
     assert decompose(data, _TWO_ISLANDS, Options()) is None
-    assert bridge(data, _TWO_ISLANDS, Options()) is None
+    assert bridge(data, _TWO_ISLANDS) is None
 
 
 _GATHER = "channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}, use_global_device_ids=true"

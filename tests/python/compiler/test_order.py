@@ -598,13 +598,13 @@ def test_exchange_lost_on_the_way_is_an_error():
         if carrier.index_of_call(instruction) == 1:
             instruction.frontend_attributes.Clear()
     with pytest.raises(JaxhetError, match=r"XLA changed the exchanges .* numbers \[0, 2\]"):
-        bridge(module.SerializeToString(), _JOB, Options())
+        bridge(module.SerializeToString(), _JOB)
 
 
 def test_bridge_on_cpu_changes_only_sums_that_can_overlap():
     operand = "p = f32[4,4] parameter(0)\n"
     one = hlo_text.after_pre(of_two(operand + all_reduce("ROOT g", "p", shape="f32[4,4]")))
-    bridged = bridge(one, _JOB, Options())
+    bridged = bridge(one, _JOB)
     assert bridged is not None
     assert bridged[0] is one
     several, _ = hlo_text.bridged(of_two(_BACKWARD))
@@ -642,7 +642,7 @@ def test_bridge_on_gpu_makes_pairs_calls_at_their_places():
 def test_collective_that_appears_between_the_passes_is_an_error():
     body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
     with pytest.raises(JaxhetError, match=r"XLA added r, which crosses islands, after"):
-        bridge(of_two(body), _JOB, Options())
+        bridge(of_two(body), _JOB)
 
 
 def test_start_without_its_done_is_an_error():
@@ -652,4 +652,4 @@ def test_start_without_its_done_is_an_error():
         if instruction.opcode == "collective-permute-done":
             instruction.opcode = "get-tuple-element"
     with pytest.raises(JaxhetError, match=r"exchange \S+ is used by \S+, not by its done alone"):
-        bridge(module.SerializeToString(), _CUDA, _ALONE)
+        bridge(module.SerializeToString(), _CUDA)
