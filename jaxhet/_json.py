@@ -5,6 +5,8 @@ import dataclasses
 import types
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+_MOST_SHOWN = 200  # characters of a value in an error
+
 
 def decode(kind: Any, value: Any, what: str) -> Any:
     """The value of a type, which may be a dataclass, a container of values, or a union.
@@ -15,14 +17,16 @@ def decode(kind: Any, value: Any, what: str) -> Any:
       what: Name of the value in errors.
 
     Raises:
-      ValueError: The value has another type, or a dataclass has other fields.
+      ValueError: The value has another type, or a dataclass lacks a field or has an unknown one.
     """
     parts, origin = get_args(kind), get_origin(kind)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        if not isinstance(value, dict) or value.keys() != hints.keys():
-            raise ValueError(f"the fields of {what} are not {', '.join(hints)}")
-        found = {name: decode(of, value[name], f"{name} of {what}") for name, of in hints.items()}
+        if not isinstance(value, dict) or not _required(kind) <= value.keys() <= hints.keys():
+            raise ValueError(
+                f"the fields of {what} are not {', '.join(hints)}, but {value!r:.{_MOST_SHOWN}}"
+            )
+        found = {name: decode(hints[name], one, f"{name} of {what}") for name, one in value.items()}
         return kind(**found)  # pyright: ignore[reportCallIssue]
     if origin is types.UnionType:
         for part in parts:
@@ -34,7 +38,19 @@ def decode(kind: Any, value: Any, what: str) -> Any:
         is_long = origin is list or parts[1:] == (Ellipsis,)
         each = parts[:1] * len(value) if is_long else parts
         if len(each) == len(value):
-            return origin(decode(of, one, what) for of, one in zip(each, value, strict=True))
+            pairs = enumerate(zip(each, value, strict=True))
+            return origin(decode(of, one, f"entry {i} of {what}") for i, (of, one) in pairs)
     elif kind is Any or type(value) is kind or (origin is Literal and value in parts):
         return value
-    raise ValueError(f"{what} is {value!r}, which is no {kind}")
+    name = kind.__name__ if isinstance(kind, type) else kind
+    raise ValueError(f"{what} is {value!r:.{_MOST_SHOWN}}, which is no {name}")
+
+
+def _required(kind: Any) -> set[str]:
+    """Names of the fields without a default."""
+    missing = dataclasses.MISSING
+    return {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is missing and field.default_factory is missing
+    }

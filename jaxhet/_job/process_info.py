@@ -36,10 +36,10 @@ class ProcessInfo:
     versions: dict[str, str]
     options: dict[str, Any]  # options that must be equal in the whole job
     settings: dict[str, str]  # `compiler_settings.settings()`: they must be equal in an island
-    island_process: int | None = None  # index in the island, of a process without an id
-    interfaces: tuple[str, ...] = ()  # for data connections; see `Interface.announced`
-    partition_index: int | None = None  # JAX's partition that the user gives this process
-    gpus: tuple[str, ...] = ()  # models of the process's own, as the driver names them
+    island_process: int | None  # index in the island, of a process without an id
+    interfaces: tuple[str, ...]  # for data connections; see `Interface.announced`
+    partition_index: int | None  # JAX's partition that the user gives this process
+    gpus: tuple[str, ...]  # models of the process's own, as the driver names them
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "ProcessInfo":

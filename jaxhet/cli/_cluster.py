@@ -1,13 +1,12 @@
 """The file of `jaxhet launch --hosts`: which processes run on which hosts."""
 
 import dataclasses
-import difflib
 import os
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from jaxhet._errors import UsageError
+from jaxhet._json import decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Host:
     devices: int | None = None
     directory: str | None = None
     python: str = "python3"
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    env: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Cluster:
 
     coordinator: str
     hosts: tuple[Host, ...]
-    ssh: tuple[str, ...] = ()
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ssh: tuple[str | int, ...] = ()
+    env: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
 
     @property
     def islands(self) -> tuple[str, ...]:
@@ -96,7 +95,7 @@ def places(cluster: Cluster, island_envs: Mapping[str, Mapping[str, str]]) -> tu
     return tuple(
         Place(
             host,
-            {**cluster.env, **host.env, **island_envs[host.island]},
+            {k: str(v) for k, v in {**cluster.env, **host.env, **island_envs[host.island]}.items()},
             tuple(wanted[host.host]),
             index,
         )
@@ -118,92 +117,33 @@ def read(path: pathlib.Path) -> Cluster:
         raise UsageError(f"--hosts {path} can't be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--hosts {path} is not YAML: {' '.join(str(error).split())}") from None
-    fields = _fields(content, str(path), _CLUSTER, ("coordinator", "hosts"))
-    hosts = tuple(
-        Host(**_fields(entry, f"{path}: hosts[{i}]", _HOST, ("island",)))
-        for i, entry in enumerate(fields.pop("hosts"))
-    )
-    if not hosts:
+    try:
+        cluster: Cluster = decode(Cluster, content, str(path))
+    except ValueError as error:
+        raise UsageError(f"--hosts {path}: {error}") from None
+    _check(path, cluster)
+    return cluster
+
+
+def _check(path: pathlib.Path, cluster: Cluster) -> None:
+    """Checks what types do not say.
+
+    Raises:
+      UsageError: An entry is wrong.
+    """
+    if not cluster.hosts:
         raise UsageError(f"{path}: hosts is empty; name at least one host")
-    for i, host in enumerate(hosts):
+    names = [cluster.coordinator, *(name for h in cluster.hosts for name in (h.island, h.host))]
+    for name in names:  # ssh must not read one as an option
+        if name is not None and (name.startswith("-") or name.split() != [name]):
+            raise UsageError(
+                f"{path}: {name!r} is not a name without blanks that does not begin with -"
+            )
+    for i, host in enumerate(cluster.hosts):
+        where = f"{path}: hosts[{i}]"
+        if min(host.processes, 1 if host.devices is None else host.devices) < 1:
+            raise UsageError(f"{where} has a number of processes or devices below 1")
         if host.host is None and host.python != Host.python:
             raise UsageError(
-                f"{path}: hosts[{i}] has python, which is for hosts that ssh reaches, and no host"
+                f"{where} has python, which is for hosts that ssh reaches, and no host"
             )
-    return Cluster(hosts=hosts, **fields)
-
-
-def _name(value: Any) -> str:
-    """A name that ssh does not read as an option."""
-    if not isinstance(value, str) or not value or value[0] == "-" or value.split() != [value]:
-        raise ValueError("a name without blanks that does not begin with -")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text")
-    return value
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError("a number above 0")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(type(one) in (str, int) for one in value):
-        raise ValueError("a list of texts")
-    return tuple(map(str, value))
-
-
-def _variables(value: Any) -> dict[str, str]:
-    is_mapping = isinstance(value, dict)
-    if not is_mapping or not all(
-        isinstance(k, str) and k and "=" not in k and type(v) in (str, int, float)
-        for k, v in value.items()
-    ):
-        raise ValueError("a mapping of names to texts or numbers; put quotes around yes, no and on")
-    return {name: str(each) for name, each in value.items()}
-
-
-def _entries(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("a list of hosts")
-    return value
-
-
-_Table = Mapping[str, Callable[[Any], Any]]
-_CLUSTER: _Table = {"coordinator": _name, "hosts": _entries, "ssh": _texts, "env": _variables}
-_HOST: _Table = {
-    "island": _name,
-    "host": _name,
-    "processes": _count,
-    "devices": _count,
-    "directory": _text,
-    "python": _text,
-    "env": _variables,
-}
-
-
-def _fields(found: Any, where: str, table: _Table, required: tuple[str, ...]) -> dict[str, Any]:
-    """The values of a mapping, each checked by the table's function for its key."""
-    known = ", ".join(table)
-    if not isinstance(found, dict):
-        raise UsageError(f"{where} is not a mapping; its keys are {known}")
-    for key in found:
-        if key not in table:
-            near = difflib.get_close_matches(str(key), table, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the keys are {known}"
-            raise UsageError(f"{where} has a key {key!r} that means nothing{hint}")
-    for key in required:
-        if key not in found:
-            raise UsageError(f"{where} has no {key}, which it needs")
-    checked = {}
-    for key, value in found.items():
-        try:
-            checked[key] = table[key](value)
-        except ValueError as error:
-            raise UsageError(f"{where}: {key}: {value!r} is not {error}") from None
-    return checked

@@ -26,12 +26,14 @@ _OPTIONS = (
 _SIGNALS = range(1, signal.NSIG)
 
 
-def command(host: str, directory: str | None, python: str, options: tuple[str, ...]) -> list[str]:
+def command(
+    host: str, directory: str | None, python: str, options: tuple[str | int, ...]
+) -> list[str]:
     """The command of ssh. The user's options are first: ssh uses the first value of an option."""
     remote = f"exec {shlex.quote(python)} -P -m {_remote.__name__}"
     if directory is not None:
         remote = f"cd {shlex.quote(directory)} && {remote}"
-    return ["ssh", *options, *_OPTIONS, "--", host, remote]
+    return ["ssh", *map(str, options), *_OPTIONS, "--", host, remote]
 
 
 class SshProcess(Process):

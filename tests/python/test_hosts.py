@@ -204,7 +204,7 @@ def test_cluster_file_with_all_keys(tmp_path: pathlib.Path):
       - {island: amd, host: amd1}
     """
     cluster = _cluster.read(_file(tmp_path, textwrap.dedent(text)))
-    assert cluster.ssh == ("-p", "2222")
+    assert cluster.ssh == ("-p", 2222)
     places = _cluster.places(cluster, {"amd": {}, "nv": {"B": "z"}})
     assert [(p.host.island, p.host.host, p.wanted, p.index) for p in places] == [
         ("amd", "me@amd0", (4, 4), 0),
@@ -225,12 +225,24 @@ _GOOD = "coordinator: 127.0.0.1\nhosts: [{island: a}]\n"
     ("text", "words"),
     [
         ("hosts: [", "is not YAML: while parsing"),
-        ("hosts: [{island: a}]\n", "has no coordinator, which it needs"),
+        (
+            "hosts: [{island: a}]\n",
+            r"the fields of \S+ are not coordinator, hosts, ssh, env, but \{'hosts'",
+        ),
         ("coordinator: 127.0.0.1\nhosts: []\n", "hosts is empty; name at least one host"),
-        (_GOOD.replace("{island: a}", "{host: b}"), r"hosts\[0\] has no island, which it needs"),
-        (_GOOD.replace("a}", "a, devices: 0}"), "devices: 0 is not a number above 0"),
+        (
+            _GOOD.replace("{island: a}", "{host: b}"),
+            "the fields of entry 0 of hosts of .* are not island, host",
+        ),
+        (
+            _GOOD.replace("a}", "a, devices: 0}"),
+            r"hosts\[0\] has a number of processes or devices below 1",
+        ),
         (_GOOD.replace("a}", "a, host: -oProxyCommand=x}"), "does not begin with -"),
-        (_GOOD.replace("a}", "a, env: {X: yes}}"), "put quotes around yes, no and on"),
+        (
+            _GOOD.replace("a}", "a, env: {X: yes}}"),
+            "env of entry 0 of hosts of .* is True, which is no str . int . float",
+        ),
         (
             _GOOD.replace("a}", "a, python: python3.12}"),
             "has python, which is for hosts that ssh reaches",

@@ -89,6 +89,7 @@ _MAY_IMPORT = {
         "jaxhet._doctor",
         "jaxhet._errors",
         "jaxhet._jax.jaxlib",
+        "jaxhet._json",
         "jaxhet._job",
         "jaxhet._launch",
         "jaxhet._net",
