@@ -76,7 +76,7 @@ _bridge_options: contextvars.ContextVar[BridgeOptions] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def bridge_options(options: BridgeOptions) -> Iterator[None]:
-    """Compiles what is compiled inside with `options`."""
+    """Context in which programs are compiled with `options`."""
     token = _bridge_options.set(options)
     try:
         yield

@@ -1,6 +1,6 @@
 """Device channels between the GPUs of a job: which ones exist from the start, and the others.
 
-A pair is a rank of this process and another rank, with a channel there and one back.
+A pair is a rank of this process and another rank. It has a channel in each direction.
 """
 
 import collections

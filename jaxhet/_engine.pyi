@@ -30,14 +30,12 @@ class Engine:
         keys: Sequence[tuple[str, str]],
         timeout_ms: int | None = None,
     ) -> None:
-        """Owns the sockets from now on, also when it raises. Before `start`.
+        """Takes over the sockets, even if it raises.
 
-        timeout_ms: after `start`, the longest wait for the peer, with which it agrees on a
-        transport.
-
-        refused: of `transports`, and why.
-        keys: to send and to receive, 64 hexadecimal digits each; of `control_fd` and each of
-        `data_fds`.
+        timeout_ms: longest wait for the peer's agreement on a transport; None before `start`.
+        refused: transports that are not to be used, and why.
+        keys: keys to send and to receive, 64 hexadecimal digits each, of `control_fd` and of each
+        of `data_fds`.
         """
 
     def start(self, timeout_ms: int) -> None:

@@ -263,7 +263,7 @@ def _arrived(x: jax.Array, handle: Handle, number: int) -> list[jax.Array]:
 
 
 def over_positions(function: Callable[..., Any], axis: str, results: Any) -> Any:
-    """Maps a function of one position, leaves [1, ...], to all positions, leaves [n, ...]."""
+    """Applies a function of one position (leaves [1, ...]) to all positions (leaves [n, ...])."""
     return jax.shard_map(
         function,
         in_specs=P(axis),

@@ -1,4 +1,4 @@
-"""The codecs of `jaxhet/compiler/codecs.py` for arrays of a program; the same numbers.
+"""The codecs of `jaxhet/compiler/codecs.py` for arrays of a program; they give the same numbers.
 
 Products with powers of two are exact, so that all islands encode and decode alike.
 """
@@ -94,6 +94,6 @@ def _on_e4m3(y: jax.Array) -> jax.Array:
 
 
 def _without_subnormals(x: jax.Array, least: int) -> jax.Array:
-    """The array with zeros below the float32 of the biased exponent `least`."""
+    """The array, with zeros in place of numbers whose biased exponent is below `least`."""
     magnitude = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFF_FFFF
     return jnp.where(magnitude >= least << 23, x, 0.0)

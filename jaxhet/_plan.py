@@ -1,4 +1,4 @@
-"""`jaxhet.plan`: what a program exchanges over islands, and what that costs."""
+"""`jaxhet.plan`: the exchanges of a program over islands, and their cost."""
 
 import dataclasses
 import html

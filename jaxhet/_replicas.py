@@ -282,7 +282,7 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def _words(x: jax.Array) -> jax.Array:
-    """The bits of an array in words of 32; wider elements have a last axis of their own."""
+    """The bits of an array in words of 32 bits; words of wider elements have a new last axis."""
     x = _bits(x)
     if x.dtype.itemsize == 8:
         return jax.lax.bitcast_convert_type(x, jnp.uint32)
@@ -290,7 +290,10 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """The bits of an array as unsigned integers; complex numbers have a last axis of their own."""
+    """The bits of an array as unsigned integers.
+
+    Real and imaginary parts of complex numbers have a new last axis.
+    """
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint8)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):

@@ -28,7 +28,7 @@ from jaxhet._log import LOGGER
 from jaxhet._saves import Saves
 
 _NOTICE_S = 1.0  # time for a program to notice a failure by its own exchanges
-_TELL_S = 0.5  # from a failure to its line in the log, if the program has not noticed it
+_TELL_S = 0.5  # time from a failure to its line in the log, unless the program notices it
 _LOOK_S = 0.05
 _DEVICES_S = 5.0  # for the devices to end their work after a failure
 _FLUSH_S = 5.0  # to write what the files of a program hold

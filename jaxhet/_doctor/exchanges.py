@@ -30,7 +30,7 @@ from jaxhet._job.proofs import Swap
 # way at the same time.
 SIZES = (8, 16 << 10, (16 << 10) + 1, (512 << 10) - 1, 1 << 20, 16 << 20)
 CHECKS = 20  # exchanges of each size and pair of ranks that are compared
-# Bytes -> number of sequential swaps that are timed. Even numbers, so that all bytes return.
+# Size in bytes -> number of timed swaps, one after the other. Even numbers return all bytes.
 TIMED = {8: 200, 1 << 20: 40, 16 << 20: 8}
 _AXIS = "rank"
 

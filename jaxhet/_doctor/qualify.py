@@ -1,8 +1,8 @@
 """`jaxhet doctor --qualify`: which transports carry bytes between the devices of a job.
 
-The processes join a job on CPUs over `socket`, in which they tell each other what they find. Each
-of them starts a process of its own for another job, a normal one with the devices of the job to
-come (`exchanges.py`). That job runs with all transports, then without the best one in use, and so
+The processes join a job on CPUs over `socket`, in which they gather their findings. Each process
+starts a child for a second job, which has the devices that the user's job will have
+(`exchanges.py`). The second job runs with all transports, then without the best one in use, and so
 on, until none is left.
 """
 

@@ -41,7 +41,7 @@ class SecondLook:
 
     Attributes:
       part: Place of pyverbs, or why there is no second look.
-      ports: NIC to port number to port, for NICs that pyverbs can open.
+      ports: Ports by name of the NIC and number, of NICs that pyverbs can open.
     """
 
     part: Part

@@ -79,7 +79,7 @@ def put(name: str, value: Any) -> None:
 
 
 def place(name: str) -> tuple[Any, str]:
-    """The module or class that a name belongs to, and its name there."""
+    """Splits a key of `REPLACEMENTS` into the module or class, and the name of its attribute."""
     module, _, path = name.partition(":")
     *classes, attribute = path.split(".")
     return pkgutil.resolve_name(f"{module}:{'.'.join(classes)}"), attribute

@@ -25,7 +25,8 @@ from jaxhet._net.accept import MOST_HALF_OPEN
 from jaxhet._net.addresses import join_address, split_address
 from jaxhet._net.interfaces import Interface
 
-DEVICE_SOCKETS = 8  # for data, of a rank to its partners on rails, and again to all other ranks
+# Sockets for data of a rank to its partners on rails; as many connect it with all other ranks.
+DEVICE_SOCKETS = 8
 _FIRST_DEVICE_SOCKET = 1000
 _DEATH_KNOWN_WITHIN_S = 2.0  # time in which the coordinator reports a dead process
 _POLL_MS = 50
@@ -305,7 +306,7 @@ def _open(info: ProcessInfo, deadline: float, check: Callable[[], None]) -> sock
 
 
 def wait_for_reason(check: Callable[[], None]) -> None:
-    """Waits for `check` to raise the reason of a lost connection: the peer has died."""
+    """Calls `check` for 2 s: it raises the reason of a lost connection if the peer has died."""
     deadline = time.monotonic() + _DEATH_KNOWN_WITHIN_S
     while time.monotonic() < deadline:
         check()

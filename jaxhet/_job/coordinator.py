@@ -149,7 +149,9 @@ class Coordinator:
         self._outboxes: dict[int, Outbox] = {}
         self._left: set[int] = set()
         self._leaving: set[int] = set()
-        self._needed_by: dict[int, set[int]] = {}  # processes that need one which had not left
+        self._needed_by: dict[
+            int, set[int]
+        ] = {}  # a process that has not left -> processes that need it
         self._closed: set[int] = set()  # processes without a connection any more
         self._gone_errors: list[PeerError] = []
         self._error: JaxhetError | None = None
@@ -361,7 +363,7 @@ class Coordinator:
             self._lock.notify_all()
 
     def _introduce(self, process: int, needed: Sequence[int]) -> None:
-        """Tells peers that a process needs them, and the process which of them leave."""
+        """Tells peers that a process needs them; tells the process which of them are leaving."""
         with self._lock:
             absent = [p for p in needed if p in self._leaving or p in self._left]
             if absent and process in self._outboxes:

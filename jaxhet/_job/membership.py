@@ -150,9 +150,11 @@ class Membership:
     def listen_needs(
         self, on_need: Callable[[int], None], on_absent: Callable[[int], None]
     ) -> None:
-        """Sets functions that get processes: those that need this one, and needed ones that left.
+        """Sets functions that are called with the number of a process. They must not block.
 
-        They must not block.
+        Args:
+          on_need: Called with a process that needs this one.
+          on_absent: Called with a process that this one needs and that has left.
         """
         with self._lock:
             self._on_need, self._on_absent = on_need, on_absent

@@ -1,4 +1,4 @@
-"""The environment that a launcher starts a process of a job in."""
+"""Environment in which a launcher starts a process of a job."""
 
 from collections.abc import Mapping, Sequence
 

@@ -49,7 +49,7 @@ class Order:
     index: int
 
     def line(self) -> bytes:
-        """The message."""
+        """The order as a line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
 

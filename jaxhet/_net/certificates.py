@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _PEM = serialization.Encoding.PEM
-# Names in place of host names: processes accept a service, and the service processes, but not the
-# other way round.
+# Names in place of host names. Processes accept only a service at the other end, and the service
+# accepts only processes.
 _SERVICE = "jaxhet://service/"
 _PROCESS = "jaxhet://process/"
 # The authority ends with the job. Until then its certificates are valid at any time of a clock.

@@ -192,7 +192,7 @@ def _event(exchange: Mapping[str, Any], transports: Mapping[int, set[str]]) -> E
         "args": {
             "peers": peers,
             "transport": "+".join(sorted(names)) or "local",
-            "plan": str(exchange["plan"]),  # has more digits than a browser's numbers
+            "plan": str(exchange["plan"]),  # a number of a browser has too few digits
             **{name: exchange[name] for name in same},
         },
     }

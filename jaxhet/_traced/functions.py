@@ -1,4 +1,4 @@
-"""Python functions and classes: the words of their code, and which belong to a library."""
+"""Descriptions of Python functions and classes, and the check whether a library has them."""
 
 import csv
 import functools

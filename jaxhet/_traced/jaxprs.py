@@ -151,7 +151,7 @@ def _depths_of(jaxpr: core.Jaxpr) -> _Depths:
     uses: list[int | None] = []
     for eqn, start in zip(reversed(jaxpr.eqns), reversed(starts), strict=True):
         own = _least(use.get(v) for v in eqn.outvars)
-        # An operation inside an equation may compute any of its results.
+        # Any of the results may come from an operation inside of the equation.
         is_known = len({use.get(v) for v in eqn.outvars}) == 1 or not any(_jaxprs_in(eqn.params))
         uses.append(own if is_known else None)
         for v, inner in zip(eqn.invars, _used_by(eqn), strict=True):
@@ -388,7 +388,7 @@ def _counted(eqn: core.JaxprEqn) -> dict[str, Any]:
     return {k: v for k, v in eqn.params.items() if v is not None and k not in skipped}
 
 
-# Context of an equation that its line omits: types have the mesh, and a layout changes no value.
+# Parts of a context that a line omits: types show the mesh, and a layout changes no value.
 _NOT_COUNTED_CONTEXT = ("__weakref__", "configs", "cur_abstract_mesh", "cur_layout_mode")
 
 

@@ -215,9 +215,9 @@ class Describer:
     def _sharding_text(self, value: jax.sharding.Sharding) -> str:
         if isinstance(value, jax.sharding.NamedSharding):
             return f"{_spec_text(value.spec)} on {self.text(value.mesh)}"
-        if isinstance(value, jax.sharding.SingleDeviceSharding):  # each process names another
+        if isinstance(value, jax.sharding.SingleDeviceSharding):  # each process has another device
             return "on one device"
-        # JAX has no public names for the order of devices and XLA's sharding, which others have.
+        # Order of devices and XLA's sharding of other shardings: JAX has no public names for them.
         devices = getattr(value, "_device_assignment", None) or ()
         of_xla = getattr(value, "_hlo_sharding", "")
         held = self._parts_text(functions.attributes(value))
@@ -305,7 +305,9 @@ class Describer:
 
     def _object_text(self, value: Any) -> str:
         kind = type(value)
-        if isinstance(value, np.ndarray) and kind is np.ndarray:  # the bytes are addresses
+        if (
+            isinstance(value, np.ndarray) and kind is np.ndarray
+        ):  # bytes of it are addresses of objects
             return f"array{list(value.shape)} {self.text(value.tolist())}"
         if isinstance(value, np.ufunc):  # one of `np.frompyfunc` holds a function
             return f"ufunc {value.__name__} {value.types} {self.text(gc.get_referents(value))}"
@@ -373,7 +375,7 @@ def _seen(value: Any) -> Any:
 
 def _reduced(value: Any) -> Any:
     """The parts that pickle would keep of an object, or None if it can't."""
-    if type(value).__module__ == "itertools":  # deprecated, with a warning
+    if type(value).__module__ == "itertools":  # pickling iterators is deprecated and warns
         return None
     try:
         reduced = value.__reduce_ex__(2)

@@ -39,7 +39,7 @@ def doctor(
         raise typer.Exit(_qualify(report, as_json=as_json))
     if report != _REPORT:
         raise UsageError("--report is of use with --qualify only; give both")
-    from jaxhet._doctor import text  # and with them JAX
+    from jaxhet._doctor import text  # imports JAX
     from jaxhet._doctor.collect import collect
 
     found = collect()

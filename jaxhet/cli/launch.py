@@ -471,5 +471,5 @@ def _handle_signals(
             received.append(signal.Signals(number))
 
     for number in (signal.SIGCHLD, *_PASSED_ON):
-        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+        if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:  # by nohup
             stack.callback(signal.signal, number, signal.signal(number, receive))

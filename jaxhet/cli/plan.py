@@ -38,7 +38,7 @@ def plan(
     Options of the compiler are read from JAXHET_*.
     """
     from jaxhet import _plan
-    from jaxhet._pretended import deviceless  # and with them JAX
+    from jaxhet._pretended import deviceless  # imports JAX
 
     plan_of = deviceless.pretend(vendor, islands, devices)
     jitted, args = _program(target, _load(target)())

@@ -241,7 +241,7 @@ def _rounded(n: _Integers, significand: Instruction, shift: Instruction) -> Inst
 
 
 def _along_block(c: Computation, x: Instruction, shape: Shape) -> Instruction:
-    """X [rows, blocks] in each element of its block."""
+    """Each entry of x [rows, blocks] in all elements of its block."""
     wide = hlo.with_type(shape, x.shape.element_type)
     return c.add("broadcast", wide, [x], dimensions=range(len(x.shape.dimensions)))
 

@@ -178,7 +178,7 @@ def groups_of(module: hlo.Module, instruction: hlo.Instruction) -> Groups:
     everything = tuple(range(module.proto.device_assignment.computation_count))
     if instruction.opcode in _PERMUTES and not (instruction.channel_id and _ids(instruction)):
         return ()
-    if not instruction.channel_id:  # ids of replicas, and a program has one
+    if not instruction.channel_id:  # groups of replicas, and a program has one replica
         return tuple((logical_id,) for logical_id in everything)
     if instruction.opcode in _WITH_GLOBAL_IDS and not instruction.use_global_device_ids:
         return (everything,)

@@ -118,7 +118,7 @@ class CpuLowering(Lowering):
     def _call(
         self, kind: ExchangeKind, values: Sequence[Value], sizes: Sequence[int], groups: Groups
     ) -> list[Value]:
-        """Adds one call of the engine, with a result of one of the sizes for each of the values.
+        """Adds one call of the engine; result i belongs to value i, and has `sizes[i]` elements.
 
         An all-gather's results have a row for each member of the largest group; rows without a
         member are undefined.

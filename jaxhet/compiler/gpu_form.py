@@ -1,6 +1,6 @@
 """The form for GPUs: before XLA's layout and fusion.
 
-An exchange is a carrier's start and done. Arithmetic is plain; XLA fuses it with what is around it.
+An exchange is a carrier's start and done. Arithmetic is plain; XLA fuses it with its surroundings.
 """
 
 import dataclasses

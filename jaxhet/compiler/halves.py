@@ -1,9 +1,10 @@
 """Halves of exchanges that outlive a program: `jaxhet.start` in one, `jaxhet.finish` in another.
 
-All are collective-permutes, in a function with the name of the exchange. A permute along a chain,
-from each member of a group to the next one but not from the last to the first, stands for the
-member itself: a start, whose result is its operand; or the finish of a member's own data. The
-others are finishes of the data of another member. Arrays are integers, which no compiler converts.
+Each half is a collective-permute in a function with the name of the exchange. A permute along a
+chain leads from each member of a group to the next one, but not from the last to the first. In a
+start it stands for the start itself, whose result is its operand. In a finish it stands for a
+member's own data; all other permutes of a finish stand for the data of other members. Arrays are
+integers, which no compiler converts.
 """
 
 import re

@@ -105,7 +105,7 @@ def device_list(groups: Iterable[Iterable[int]]) -> pb.CollectiveDeviceListProto
 
 
 def with_type(shape: Shape, element_type: int) -> Shape:
-    """The same dimensions and layout, one byte or more per element."""
+    """The shape with another element type, of one byte or more."""
     return array_shape(element_type, shape.dimensions, shape.layout.minor_to_major)
 
 

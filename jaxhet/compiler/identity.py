@@ -1,4 +1,4 @@
-"""Identity of an exchange's collective in the program, by names that every compiler keeps."""
+"""Identities of collectives in the program, by names that every compiler keeps."""
 
 import dataclasses
 from collections.abc import Sequence

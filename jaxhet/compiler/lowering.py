@@ -107,7 +107,7 @@ class Lowering(abc.ABC):
 
     @abc.abstractmethod
     def reduce_scatter(self, values: Sequence[Value], groups: Groups, opcode: str) -> list[Value]:
-        """Block i of each of the values, combined over the groups, on member i, by exchanges."""
+        """Combines each of the values over the groups, by exchanges; member i keeps block i."""
 
     @abc.abstractmethod
     def all_gather(self, values: Sequence[Value], groups: Groups) -> list["Rows"]:
@@ -165,7 +165,10 @@ class Lowering(abc.ABC):
         return [self.flatten(x, number) for number, x in enumerate(self.operands)]
 
     def flatten(self, x: Instruction, number: int) -> Value:
-        """The array in one dimension and a type that can be exchanged; `number`: the operand's."""
+        """The array in one dimension, in a type that can be exchanged.
+
+        `number` is the index of the operand.
+        """
         element_type, codec = x.shape.element_type, codecs.fitting(self.codec, x.shape)
         x = self._converted(x, arithmetic.carried_type(element_type))
         return Value(self.flat(x), element_type, (number,), codec)

@@ -192,7 +192,7 @@ def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Va
 
 
 def _by_rail(split: Split) -> list[int]:
-    """Place in the group to place in [rail, island]."""
+    """For each place in the group, its place in [rail, island]."""
     assert split.places is not None
     return [rail * split.num_islands + island for island, rail in split.places]
 

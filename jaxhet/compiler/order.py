@@ -200,7 +200,7 @@ def _turn(step: Step, calls: Sequence[Step]) -> _Turn:
     """Sort key of a step: its possible start, then the first use of its result."""
     depth, use = step.key[0], step.use
     if step.is_early and use == math.inf:
-        use = depth  # an operand of the equation that the path names, which is a call
+        use = depth  # the path names a call, and an operand of the call is gathered
     if step.is_gather and use < math.inf:
         before = [call.key[0] for call in calls if step.follows(call)]
         least = min(depth, max(before, default=-1) + 1) if step.is_early else depth

@@ -10,7 +10,7 @@ _PRODUCTS = ("convolution", "dot")
 
 
 def products(module: hlo.Module) -> dict[int, int]:
-    """Exchange to the number of matrix products between its start and its done.
+    """Number of matrix products between the start and the done of each exchange.
 
     A loop or branch that holds one counts as one. An exchange that is one call (CPU), or of a
     module without a schedule, is not in it.
@@ -31,9 +31,9 @@ def products(module: hlo.Module) -> dict[int, int]:
 
 
 def times(module: hlo.Module) -> dict[int, int | None]:
-    """Exchange to its number of runs in one run of the program.
+    """Number of runs of each exchange in one run of the program.
 
-    None in a loop that ends by a condition, and in a branch.
+    It is None in a loop that ends by a condition, and in a branch.
     """
 
     @functools.cache

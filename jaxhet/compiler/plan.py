@@ -60,7 +60,7 @@ def make(module: hlo.Module, exchanges: Sequence[Exchange]) -> None:
     for index, (exchange, spec) in enumerate(placed):
         carrier.finish(exchange, spec.in_plan(plan, index))
     in_order.chain()
-    if any(e.done is not None for e in exchanges):  # on CPUs, XLA has done what it does to loops
+    if any(e.done is not None for e in exchanges):  # on CPUs XLA has transformed loops already
         in_order.keep_loops()
 
 

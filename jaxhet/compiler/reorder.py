@@ -28,7 +28,7 @@ def split(lowering: Lowering, value: Value, shape: Shape, dim: int, num_blocks: 
 
 
 def join(lowering: Lowering, value: Value, block: Shape, dim: int, shape: Shape) -> Value:
-    """Blocks, each flat of the shape `block`, as one flat array of `shape`, along `dim`."""
+    """Joins flat blocks of the shape `block` along `dim` to a flat array of `shape`."""
     num_blocks = shape.dimensions[dim] // max(block.dimensions[dim], 1)
     dims = [num_blocks, *block.dimensions]
     others = range(1, len(dims))

@@ -22,7 +22,7 @@ _IMPURE = frozenset(
 
 
 def code(computation: hlo.Computation) -> Mapping[int, bytes]:
-    """Instruction id to a digest of all instructions that the value depends on.
+    """For each instruction id, a digest of all instructions that the value depends on.
 
     Modules in which the same instructions give a value have the same digest for it, whatever the
     names, ids and order of the instructions are, and whatever kernels a compiler chose for them.
@@ -48,7 +48,7 @@ _Digest = tuple[bytes, bool]  # and whether all instructions are pure
 def _digests(
     computation: hlo.Computation, left_out: str, roots: dict[int, _Digest]
 ) -> dict[int, _Digest]:
-    """Instruction id to digest. Adds to `roots`: id of each called computation to its digest."""
+    """Digest of each instruction, by id. Adds the digests of called computations to `roots`."""
     found: dict[int, _Digest] = {}
     for i in computation.instructions:
         fields = ["channel_id"]

@@ -24,10 +24,10 @@ from jaxhet.compiler.lowering import Lowering, Rows, Value
 def all_reduce(
     lowering: Lowering, values: Sequence[Value], groups: Groups, opcode: str
 ) -> list[Value]:
-    """Each of the values combined over the groups.
+    """Combines each of the values over the groups.
 
-    Compressed values are gathered and summed, which rounds them once. A gather from two members has
-    as many bytes as a sum, so that exact values share it.
+    Compressed values are gathered and summed, which rounds them once. In groups of two members,
+    values without a codec use the same exchange: a gather has as many bytes as a sum.
     """
     return _each(
         lowering,
@@ -41,7 +41,7 @@ def all_reduce(
 def reduce_scatter(
     lowering: Lowering, values: Sequence[Value], groups: Groups, opcode: str
 ) -> list[Value]:
-    """Block i of each of the values, combined over the groups, on member i."""
+    """Combines each of the values over the groups; member i keeps block i."""
     num_rows = len(groups[0])
     return _each(
         lowering,
@@ -117,9 +117,9 @@ def _each(
     compressed: _Lower,
     is_joint: bool = True,
 ) -> list[Value]:
-    """Results of the values. A bundle has one exchange for all its values, if `is_joint`.
+    """Results of the values, in their order.
 
-    Else its values without a codec have their own.
+    If `is_joint`, a bundle has one exchange. Else its values without a codec have another one.
     """
     results: list[Value] = []
     for bundle in lowering.bundles(values):
