@@ -274,6 +274,9 @@ def _checked(option: Option, value: Any, where: str) -> Any:
     if option.aliases:
         value = items = tuple(option.aliases.get(item, item) for item in items)
     if option.is_keyed:
+        keys = [item.rpartition("=")[0] for item in items]
+        if len(keys) != len({*keys}):
+            raise UsageError(f"{where} gives two values for one name ({option.help})")
         items = tuple(item.rpartition("=")[2] for item in items) or option.choices
     if option.choices and not (items and {*items} <= {*option.choices}):
         choices = ", ".join(option.choices)

@@ -54,6 +54,8 @@ def test_environment_is_parsed() -> None:
     [
         ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
         ({"JAXHET_WIRE": "data=int8"}, "wire takes bf16, mxfp8, mxint8, mxint4"),
+        ({"JAXHET_WIRE": "data=bf16,data=mxint8"}, "gives two values for one name"),
+        ({"JAXHET_WIRE": "bf16,mxint8"}, "gives two values for one name"),
         ({"JAXHET_TRANSPORTS": "shm"}, "transports takes cuda_ipc, hip_ipc, host, process_vm"),
         ({"JAXHET_TRANSPORTS": "udp"}, "transports takes cuda_ipc, hip_ipc, host"),
         ({"JAXHET_TRANSPORTS": ""}, "transports takes cuda_ipc, hip_ipc, host"),
