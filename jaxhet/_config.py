@@ -64,11 +64,6 @@ class Config(Options):
         maximum=_MOST_BYTES,
         engine=True,
     )
-    zero_copy: bool = knob(
-        True,
-        "zero-copy for messages above eager_bytes: the receiving GPU (same host and vendor)"
-        " reads the operand directly",
-    )
     slot_bytes: int = knob(
         8 << 20,
         "bytes per slot of a path between two GPUs; over host and socket at most 2 MiB",

@@ -468,7 +468,7 @@ def _open_devices(
                 rank,
                 ranks[rank].local_hardware_id,
                 proofs[rank].unsafe_buffer_pointer(),
-                proofs[rank].nbytes if config.zero_copy else 0,
+                proofs[rank].nbytes,
             )
             for rank in channels.ranks
         ],

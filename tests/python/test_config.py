@@ -38,10 +38,10 @@ def test_environment_is_parsed() -> None:
         "JAXHET_TRANSPORTS": "tcp, process_vm",  # an alias of socket
         "JAXHET_DEADLINE_S": "2.5",
         "JAXHET_WIRE": "data=mxint8, bf16",
-        "JAXHET__ZERO_COPY": "no",
+        "JAXHET__ONE_WORLD_KERNELS": "no",
     }
     config = _config.resolve({}, environ)
-    assert (config.transports, config.deadline_s, config.zero_copy) == (
+    assert (config.transports, config.deadline_s, config.one_world_kernels) == (
         ("socket", "process_vm"),
         2.5,
         False,
@@ -64,7 +64,7 @@ def test_environment_is_parsed() -> None:
         ({"JAXHET_VERBS_TIMEOUT": "99"}, "JAXHET_VERBS_TIMEOUT='99' is above the maximum, 31"),
         ({"JAXHET_DEADLINE_S": "inf"}, "above the maximum, 604800"),
         ({"JAXHET_DEADLINE_S": "nan"}, "below the minimum, 0.001"),
-        ({"JAXHET__ZERO_COPY": "perhaps"}, "is not 1, true, yes, 0, false or no"),
+        ({"JAXHET__ONE_WORLD_KERNELS": "perhaps"}, "is not 1, true, yes, 0, false or no"),
     ],
 )
 def test_wrong_value_lists_the_valid_ones(environ: dict[str, str], words: str) -> None:
@@ -157,7 +157,10 @@ def test_private_options_are_no_public_ones() -> None:
     public = {o.name for o in _options.table(_options.Options)}
     assert len(public) <= 36
     private = [o for o in _config.TABLE if o.name not in public]
-    assert {o.env for o in private if o.is_knob} >= {"JAXHET__ALGORITHM", "JAXHET__ZERO_COPY"}
+    assert {o.env for o in private if o.is_knob} >= {
+        "JAXHET__ALGORITHM",
+        "JAXHET__ONE_WORLD_KERNELS",
+    }
     with pytest.warns(UserWarning, match="unknown environment variable JAXHET_ALGORITHM"):
         _config.resolve({}, {"JAXHET_ALGORITHM": "flat"})
     with pytest.raises(UsageError, match="no option 'heartbeat_s'"):
