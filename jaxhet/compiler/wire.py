@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxhet.compiler import arithmetic, codecs, hlo
-from jaxhet.compiler import groups as groups_lib
 from jaxhet.compiler import proto as pb
 from jaxhet.compiler.codecs import BLOCK, CODECS, Codec
 from jaxhet.compiler.groups import Groups
@@ -26,15 +25,13 @@ def all_reduce(
 ) -> list[Value]:
     """Combines each of the values over the groups.
 
-    Compressed values are gathered and summed, which rounds them once. In groups of two members,
-    values without a codec use the same exchange: a gather has as many bytes as a sum.
+    Compressed values are gathered and summed, which rounds them once.
     """
     return _each(
         lowering,
         values,
         lambda vs: lowering.all_reduce(vs, groups, opcode),
-        lambda vs: _summed(lowering, vs, 1, opcode, lambda way, xs: way.gathered(xs, groups)),
-        is_joint=groups_lib.largest(groups) == 2,
+        lambda vs: _summed(lowering, vs, 1, lambda way, xs: way.gathered(xs, groups)),
     )
 
 
@@ -47,9 +44,7 @@ def reduce_scatter(
         lowering,
         values,
         lambda vs: lowering.reduce_scatter(vs, groups, opcode),
-        lambda vs: _summed(
-            lowering, vs, num_rows, opcode, lambda way, xs: way.all_to_all(xs, groups)
-        ),
+        lambda vs: _summed(lowering, vs, num_rows, lambda way, xs: way.all_to_all(xs, groups)),
     )
 
 
@@ -57,17 +52,13 @@ def _summed(
     lowering: Lowering,
     values: Sequence[Value],
     num_rows: int,
-    opcode: str,
     exchange: Callable[[Lowering, Sequence[Value]], list[Rows]],
 ) -> list[Value]:
     """The sums of the rows that an exchange gives; see `_encoded` for `num_rows`."""
+    received = _exchanged(lowering, values, num_rows, exchange)
     return [
         _combined(lowering, rows, value, value.size // num_rows)
-        if value.codec
-        else rows.combined(opcode)
-        for value, rows in zip(
-            values, _exchanged(lowering, values, num_rows, exchange), strict=True
-        )
+        for value, rows in zip(values, received, strict=True)
     ]
 
 
@@ -100,7 +91,7 @@ def _moved(
     def compressed(values: Sequence[Value]) -> list[Value]:
         received = _exchanged(lowering, values, 1, move)
         return [
-            _restored(lowering, rows, value, count) if value.codec else rows
+            _restored(lowering, rows, value, count)
             for value, rows in zip(values, received, strict=True)
         ]
 
@@ -111,23 +102,13 @@ _Lower = Callable[[Sequence[Value]], list[Value]]
 
 
 def _each(
-    lowering: Lowering,
-    values: Sequence[Value],
-    plain: _Lower,
-    compressed: _Lower,
-    is_joint: bool = True,
+    lowering: Lowering, values: Sequence[Value], plain: _Lower, compressed: _Lower
 ) -> list[Value]:
-    """Results of the values, in their order.
-
-    If `is_joint`, a bundle has one exchange. Else its values without a codec have another one.
-    """
+    """Results of the values, in their order. A bundle's values without a codec have an exchange."""
     results: list[Value] = []
     for bundle in lowering.bundles(values):
         coded = [value for value in bundle if value.codec]
         exact = [value for value in bundle if not value.codec]
-        if coded and is_joint:
-            results += compressed(bundle)
-            continue
         found = iter(compressed(coded) if coded else []), iter(plain(exact) if exact else [])
         results += [next(found[not value.codec]) for value in bundle]
     return results
@@ -139,11 +120,11 @@ def _exchanged[T](
     num_rows: int,
     exchange: Callable[[Lowering, Sequence[Value]], list[T]],
 ) -> list[T]:
-    """Exchanges values, some of them encoded. The plan has the codec and the original size."""
-    (codec,) = {value.codec for value in values} - {""}
+    """Encodes values and exchanges them. The plan has the codec and the original size."""
+    (codec,) = {value.codec for value in values}
     num_bytes = sum(hlo.num_bytes(value.x.shape) for value in values)
     on_way = dataclasses.replace(lowering, wire=CODECS[codec].text, plain_bytes=num_bytes)
-    return exchange(on_way, [_encoded(lowering, v, num_rows) if v.codec else v for v in values])
+    return exchange(on_way, [_encoded(lowering, v, num_rows) for v in values])
 
 
 def _encoded(lowering: Lowering, value: Value, num_rows: int) -> Value:
