@@ -1,7 +1,6 @@
 """`jaxhet.plan`: the exchanges of a program over islands, and their cost."""
 
 import dataclasses
-import html
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -137,10 +136,6 @@ class PlanReport:
     def __str__(self) -> str:
         """The table of `text`, without its last line break."""
         return self.text().rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        """The same table, as notebooks show it."""
-        return f"<pre>{html.escape(str(self))}</pre>"
 
     def to_json(self) -> str:
         """The report as a JSON object: `exchanges`, and the totals."""
