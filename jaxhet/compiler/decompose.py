@@ -143,6 +143,7 @@ def _lower(
         case "collective-permute":
             movement.permute(lowering)
         case "collective-broadcast":
+            assert isinstance(lowering, GpuLowering)
             movement.broadcast(lowering)
         case _:
             raise AssertionError(f"{opcode} has no lowering")

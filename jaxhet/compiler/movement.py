@@ -158,19 +158,13 @@ def permute(lowering: Lowering) -> None:
     lowering.replace_flat(wire.permute(lowering, lowering.flattened(), move))
 
 
-def broadcast(lowering: Lowering) -> None:
-    """Makes a collective-broadcast the last step of its decomposition."""
+def broadcast(lowering: GpuLowering) -> None:
+    """Makes a collective-broadcast the last step of its decomposition. JAX has none for CPUs."""
     groups = lowering.collective.groups
-    values = lowering.flattened()
-    if isinstance(lowering, GpuLowering):
-        results = [_broadcast_on_gpu(lowering, value, groups) for value in values]
-    else:
-        pairs = tuple((group[0], member) for group in groups for member in group)
-        results = lowering.permute(values, pairs)
-    lowering.replace_flat(results)
+    lowering.replace_flat([_broadcast(lowering, value, groups) for value in lowering.flattened()])
 
 
-def _broadcast_on_gpu(lowering: GpuLowering, value: Value, groups: Groups) -> Value:
+def _broadcast(lowering: GpuLowering, value: Value, groups: Groups) -> Value:
     """One exchange for each island that receives the value: a source has one target in each."""
     collective, islands = lowering.collective, lowering.job.islands
     local: list[tuple[int, ...]] = []

@@ -471,7 +471,7 @@ def variants(name: str, is_thorough: bool) -> list[tuple[str, str]]:
             *([("mixed", "gpu")] if as_gpu else []),
         ]
     if name == "broadcasts":  # XLA has none for CPUs inside an island, as the GPU form needs
-        return [("2+2", "flat"), ("each", "flat"), ("each", "gpu")]
+        return [("each", "gpu")]
     if name == "unequal_groups":
         return [("1+3", "gpu"), *([("2+2", "hierarchical_two_shot")] if is_thorough else [])]
     if name == "rematerialized":  # over one axis only

@@ -206,10 +206,6 @@ _SCATTER = f"{_GATHER}, to_apply=sum"
             "f32[4,4] collective-permute(p), channel_id=1, source_target_pairs={{0,1},{1,2}}",
             "permute collective-permute f32[16] {{0,1},{1,2}}",
         ),
-        (
-            "f32[4,4] collective-broadcast(p), channel_id=1, replica_groups={{1,2},{3}}",
-            "permute collective-broadcast f32[16] {{1,1},{1,2},{3,3}}",
-        ),
     ],
 )
 def test_each_collective_on_cpu(op: str, line: str):
