@@ -73,12 +73,16 @@ def test_salt_differs_by_options_of_one_function() -> None:
     assert other != _salt()
 
 
-def test_dump_has_the_module_as_text(tmp_path: pathlib.Path) -> None:
+def test_dump_has_the_module_and_the_plan_as_text(tmp_path: pathlib.Path) -> None:
     module = hlo_text.parsed("HloModule one\nENTRY e { ROOT x = f32[3] parameter(0) }")
-    _session_of(dump=str(tmp_path / "new")).compilation._dump(module, "before")
-    (file,) = (tmp_path / "new").iterdir()
-    assert file.name == "process0.0000.one.before.hlo.txt"
-    assert "f32[3]{0} parameter(0)" in file.read_text()
+    compilation = _session_of(dump=str(tmp_path / "new")).compilation
+    compilation._dump(module, "before")
+    plan: Any = types.SimpleNamespace(text="the plan", program="0123")
+    compilation._dump(module, "after", plan)
+    texts = {file.name: file.read_text() for file in (tmp_path / "new").iterdir()}
+    assert "f32[3]{0} parameter(0)" in texts.pop("process0.0000.one.before.hlo.txt")
+    assert "f32[3]{0} parameter(0)" in texts.pop("process0.0001.one.after.hlo.txt")
+    assert texts == {"process0.0001.one.plan.txt": "the plan"}
 
 
 def test_salt_of_a_program_inside_one_island_knows_no_islands() -> None:
@@ -351,8 +355,17 @@ def test_engine_is_closed_after_the_device_work(
         return True
 
     session = _mixed_session(0, engine, parts=_session.Parts(wait_for_devices=wait))
+    observer: Any = types.SimpleNamespace(
+        failed=lambda: None, close=lambda: engine.calls.append("the observer's close")
+    )
+    session.observe(observer)
     if failed:
         engine.fail("PeerError", "gone")
     session.close(300)
     exits = [("exit", 70)] if failed else []
-    assert engine.calls == [("wait", waits_s), ("close", closes_ms), *exits]
+    assert engine.calls == [
+        ("wait", waits_s),
+        "the observer's close",
+        ("close", closes_ms),
+        *exits,
+    ]

@@ -95,6 +95,9 @@ def test_only_the_latest_executables_are_kept(monkeypatch: pytest.MonkeyPatch) -
             processes.fetch(3, key)
     processes.compile("key0", b"again")
     assert processes.fetch(3, "key0") == b"again"
+    for key in ("key1", "key0", "key3"):
+        processes.compile(key, bytes(100))
+    assert processes.fetch(3, "key0") == bytes(100)  # compiled after key1
 
 
 @pytest.mark.usefixtures("short_grace")

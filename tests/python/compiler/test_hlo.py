@@ -82,6 +82,29 @@ def test_width_of_every_array_type():
         assert hlo.bit_width(element_type) == width
 
 
+# Form in which XLA writes programs of JAX.
+_WITH_FRAMES = """
+HloModule m
+
+FileNames
+1 "/v/w.py"
+2 "/x/y.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {file_name_id=2 function_name_id=1 line=3 end_line=4 column=5 end_column=6}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+ENTRY e {
+  ROOT p = f32[2] parameter(0), metadata={op_name="q" stack_frame_id=1}
+}
+"""
+
+
 def test_location_from_metadata_and_from_stack_frames():
     module = _module("""
       p = f32[2] parameter(0), metadata={op_name="jit(f)/add" source_file="/a/b/c.py" source_line=7}
@@ -90,9 +113,5 @@ def test_location_from_metadata_and_from_stack_frames():
     p, q = module.entry.instructions
     assert module.location(p) == "jit(f)/add b/c.py:7"
     assert module.location(q) == "q"
-    frames = module.proto.stack_frame_index
-    frames.file_names.append("/x/y.py")
-    frames.file_locations.add(file_name_id=1, line=3)
-    frames.stack_frames.add(file_location_id=1)
-    q.metadata.stack_frame_id = 1
-    assert module.location(q) == "x/y.py:3"
+    module = hlo.Module(hlo_text.parsed(_WITH_FRAMES))
+    assert module.location(module.entry.root) == "q x/y.py:3"

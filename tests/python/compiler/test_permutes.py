@@ -1,4 +1,4 @@
-"""Permutes on GPUs: all are exchanges, those inside islands as well; elsewhere these are XLA's."""
+"""Permutes on GPUs: all are exchanges, inside islands as well. Halves of exchanges."""
 
 import pytest
 
@@ -44,6 +44,36 @@ def test_what_stays_on_its_device_is_kept_there():
         CHECK: [[RECEIVED:%.*]] = f32[4]{0} collective-permute-done(
         CHECK: select({{.*}}, %p, [[RECEIVED]])
         CHECK-NOT: select(
+        """,
+    )
+
+
+def _half(half: str, pairs: str) -> str:
+    body = _permute(pairs).replace("f32", "s32")
+    return f'{body.rstrip()}, metadata={{op_name="jit(f)/jaxhet_{half}_g_0/ppermute"}}'
+
+
+@pytest.mark.parametrize(
+    ("half", "pairs", "line"),
+    [
+        ("start", "{{2,0},{0,3}}", "all_gather start g_0 s32[4] {{2,0,3}}"),
+        ("start", "{{3,1},{2,0}}", "all_gather start g_0 s32[4] {{2,0},{3,1}}"),
+        ("finish", "{{2,0},{0,3}}", "permute finish g_0 s32[4] {{2,2},{0,0},{3,3}}"),
+        ("finish", "{{2,0},{0,2}}", "permute finish g_0 s32[4] {{2,0},{0,2}}"),
+    ],
+)
+def test_halves_of_exchanges_join_the_members_of_chains(half: str, pairs: str, line: str):
+    assert f" {line} @" in decomposed(_half(half, pairs), _FOUR)
+
+
+def test_half_inside_an_island_is_its_operand():
+    data = hlo_text.module(hlo_text.entry(_half("start", "{{1,0},{2,3}}")), [0, 1, 2, 3])
+    check(
+        hlo_text.to_text(decompose(data, _FOUR, Options()) or b""),
+        """
+        CHECK-LABEL: ENTRY
+        CHECK-NOT: collective-permute
+        CHECK: ROOT %r = s32[4]{0} copy(%p)
         """,
     )
 

@@ -46,8 +46,12 @@ def test_each_caller_has_exchanges_of_its_own_with_its_place_in_the_program() ->
         ]
         decomposed = hlo_text.after_pre(_shared(), job)
         hlo_text.to_text(decomposed)  # XLA can read it
-        names = [i.name for c in hlo.Module(decomposed).proto.computations for i in c.instructions]
+        module = hlo.Module(decomposed)
+        names = [i.name for c in module.proto.computations for i in c.instructions]
         assert len(set(names)) == len(names)
+        loops = [i for i in module.entry.instructions if i.opcode == "while"]
+        bodies, conditions = zip(*(i.called_computation_ids for i in loops), strict=True)
+        assert (len(set(bodies)), len(set(conditions))) == (2, 1)
 
 
 def test_index_follows_the_equations_and_not_the_order_of_the_text() -> None:
