@@ -30,6 +30,11 @@ def put(value: np.ndarray, sharding: Sharding) -> jax.Array:
     )
 
 
+def shards(array: jax.Array) -> list[Any]:
+    """Where the shards of this process lie, and what they hold."""
+    return [(str(s.index), np.asarray(s.data)) for s in array.addressable_shards]
+
+
 def check(moved: jax.Array, value: np.ndarray, sharding: Sharding) -> int:
     """Compares the shards of this process; returns how many there are."""
     assert moved.sharding == sharding

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import new_collectives
 import numpy as np
 import orbax.checkpoint as ocp
+from device_put_cases import shards
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -42,13 +43,7 @@ def mesh() -> Mesh:
 
 def put(value: np.ndarray, spec: P, on: Mesh | None = None) -> jax.Array:
     """A global array from the same value on all processes."""
-    sharding = NamedSharding(on or mesh(), spec)
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-
-
-def shards(array: jax.Array) -> list[Any]:
-    """Where the shards of this process lie, and what they hold."""
-    return [(str(s.index), np.asarray(s.data)) for s in array.addressable_shards]
+    return device_put_cases.put(value, NamedSharding(on or mesh(), spec))
 
 
 def values(rows: int = 12, columns: int = 6) -> np.ndarray:
@@ -112,17 +107,6 @@ def host_local_arrays() -> Any:
 SPECS = (P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y"), P("x"), P())
 # XLA's partitioner dies of these, with or without jaxhet.
 NOT_IN_JIT = ({P("y", "x"), P(("x", "y"))},)
-
-
-@named
-def device_put_of_host_values() -> Any:
-    return [shards(jax.device_put(values(), NamedSharding(mesh(), spec))) for spec in SPECS]
-
-
-@named
-def device_put_between_shardings() -> Any:
-    array = put(values(), P("x", "y"))
-    return [shards(jax.device_put(array, NamedSharding(mesh(), spec))) for spec in SPECS]
 
 
 @named

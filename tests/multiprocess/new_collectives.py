@@ -6,10 +6,10 @@ For `jax_api_worker.py`. All values are integers, so that sums are exact in any 
 from collections.abc import Callable
 from typing import Any
 
-import device_put_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+from device_put_cases import put, shards
 from jax._src.lax import parallel
 from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
@@ -30,11 +30,7 @@ def _mesh(*axes: str, kind: AxisType = AxisType.Explicit) -> Mesh:
 
 def _put(shape: tuple[int, int], mesh: Mesh, *spec: Any) -> jax.Array:
     value = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape)
-    return device_put_cases.put(value, NamedSharding(mesh, P(*spec)))
-
-
-def _shards(array: jax.Array) -> list[Any]:
-    return [(str(shard.index), np.asarray(shard.data)) for shard in array.addressable_shards]
+    return put(value, NamedSharding(mesh, P(*spec)))
 
 
 def started_collectives() -> Any:
@@ -59,7 +55,7 @@ def started_collectives() -> Any:
     }
     specs: dict[str, Any] = {"mesh": mesh, "in_specs": P(BOTH), "out_specs": P(BOTH)}
     return {
-        name: _shards(jax.jit(jax.shard_map(body, **specs))(array)) for name, body in bodies.items()
+        name: shards(jax.jit(jax.shard_map(body, **specs))(array)) for name, body in bodies.items()
     }
 
 
@@ -81,11 +77,11 @@ def unreduced_arrays() -> Any:
     with jax.set_mesh(mesh):
         unreduced = jax.jit(lambda u, v: product(u, v, *BOTH))(columns, rows)
         return {
-            "result": _shards(jax.jit(lambda w: reshard(w, P(None, None)))(unreduced)),
-            "split": _shards(
+            "result": shards(jax.jit(lambda w: reshard(w, P(None, None)))(unreduced)),
+            "split": shards(
                 jax.jit(lambda u, v: reshard(product(u, v, *BOTH), P("x", None)))(columns, rows)
             ),
-            "gradient": _shards(jax.jit(gradient)(whole, batch)),
+            "gradient": shards(jax.jit(gradient)(whole, batch)),
         }
 
 
@@ -100,7 +96,7 @@ def no_collectives() -> Any:
         body = jax.shard_map(
             lambda a: jax.lax.psum(a, axis), in_specs=P("x", "y"), out_specs=P(None, "y")
         )
-        return _shards(jax.jit(body)(array))
+        return shards(jax.jit(body)(array))
 
     with jax.set_mesh(mesh), no_collectives({"y", "z", "w"}):
         found = summed("x")

@@ -84,9 +84,10 @@ except jaxhet.PeerError as e: print("caught:", str(e)[:200])
     assert failed.code == 1
 
 
-def test_deadline_of_one_function_names_who_is_late() -> None:
-    body = """
-f = over_islands(psum, bridge={"deadline_s": 1.0})
+@pytest.mark.parametrize("ahead", ["", ".lower(x).compile()"], ids=["jit", "ahead of time"])
+def test_deadline_of_one_function_names_who_is_late(ahead: str) -> None:
+    body = f"""
+f = over_islands(psum, bridge={{"deadline_s": 1.0}}){ahead}
 f(x)
 over_islands(psum)(x)  # the same program with the deadline of the job
 if me == 1: time.sleep(3)
@@ -100,16 +101,3 @@ except jaxhet.JaxhetError as e:
     assert "process 1" in early.text.split("caught:")[1]
     assert "caught: DeadlineError" in late.text, late.text
     assert "number" not in early.text + late.text
-
-
-def test_errors_and_options_of_a_function_compiled_ahead_are_those_of_jit() -> None:
-    body = """
-g = over_islands(psum, bridge={"deadline_s": 1.0}).lower(x).compile()
-g(x)
-if me == 1: time.sleep(3)
-try: print("number", g(x))
-except jaxhet.JaxhetError as e: print("caught:", type(e).__name__, e)
-"""
-    early, late = run_both(body)
-    assert "caught: DeadlineError" in early.text, early.text
-    assert "caught: DeadlineError" in late.text, late.text

@@ -22,6 +22,7 @@ from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Movement
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.python.compiler.test_deviceless import require_compiler
 from tests.support import schemas
 from tests.support.commands import python
 
@@ -360,7 +361,7 @@ def _run(
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> None:
-    _require_compiler(vendor)
+    require_compiler(vendor)
     sizes = ["--islands", "2", "--devices", "2"]
     result = _run("--vendor", vendor, *sizes, "--json", f"{program}:step")
     assert result.returncode == 0, result.stderr
@@ -372,13 +373,6 @@ def test_command_with_a_vendors_compiler(vendor: str, program: pathlib.Path) -> 
     assert all("example.py:" in row["source"] for row in rows)
     assert rows[0]["products"] > 0
     assert told["bytes_per_step"] == 4 * 512 * 512 * 4 // 2  # half of each gradient over each rail
-
-
-def _require_compiler(vendor: str) -> None:
-    if not PLUGINS.exists():
-        pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
-    if vendor == "rocm" and shutil.which("gcc") is None:
-        pytest.skip("stub libraries for ROCm need gcc")
 
 
 def test_command_on_cpu_prints_a_table(program: pathlib.Path) -> None:
@@ -404,7 +398,7 @@ def test_command_says_in_words_what_is_wrong(program: pathlib.Path) -> None:
 
 
 def test_command_refuses_a_program_for_other_devices(program: pathlib.Path) -> None:
-    _require_compiler("cuda")
+    require_compiler("cuda")
     result = _run("--vendor", "cuda", f"{program}:elsewhere")
     assert result.returncode == 2
     assert "the program is not for the devices of the pretended job" in result.stderr

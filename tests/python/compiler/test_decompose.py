@@ -77,23 +77,6 @@ def test_small_floats_are_summed_in_f32_and_rounded_once(element_type: str):
     )
 
 
-@pytest.mark.parametrize(
-    ("opcode", "name"),
-    [
-        ("add", "sum"),
-        ("multiply", "product"),
-        ("and", "and"),
-    ],
-)
-def test_every_reducer_under_any_name(opcode: str, name: str):
-    element_type = "pred" if opcode in ("and", "or", "xor") else "f32"
-    before = SUM.replace("add", opcode).replace("f32", element_type).replace("sum", "promoted.7")
-    body = f"p = {element_type}[4] parameter(0)\nROOT " + all_reduce(
-        "r", "p", shape=f"{element_type}[4]"
-    ).replace("sum", "promoted.7")
-    assert f"all_gather all-reduce {name} flat" in decomposed(body, before=before)
-
-
 def test_reducer_is_seen_through_conversions():
     before = """
     sum {

@@ -167,7 +167,6 @@ def test_short_stages_are_filled_up_with_zeros():
 @pytest.mark.parametrize(
     ("axes", "changes", "words"),
     [
-        ({"stage": 4}, {"layers": 2}, r"2 layers are too few for stage=4"),
         ({"stage": 3}, {}, r"4 layers can't be divided over stage=3 evenly.*\(stages\)"),
         ({"stage": 2}, {"stages": (2, 1, 1)}, r"are 3, but the mesh has stage=2"),
     ],
