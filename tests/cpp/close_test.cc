@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -87,6 +88,23 @@ TEST(CloseTest, CloseTwiceAtOnce) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+TEST(CloseTest, CloseDoesNotWaitForASilentPeer) {
+  World world(WorldOptions{});
+  std::promise<void> closed;
+  std::thread silent([&, is_closed = closed.get_future()]() mutable {
+    // Nothing moves at the peer meanwhile.
+    world.engine(1).Read([&](const ProgressEngine&) { return is_closed.wait_for(kLong); });
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto begin = Clock::now();
+  world.engine(0).Close(std::chrono::milliseconds(200));
+  const auto waited = Clock::now() - begin;
+  EXPECT_GE(waited, std::chrono::milliseconds(200));
+  EXPECT_LT(waited, kLong / 4);
+  closed.set_value();
+  silent.join();
 }
 
 // Two processes have two ranks each: rank 0 exchanges with 2, and 1 with 3.

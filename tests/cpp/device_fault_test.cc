@@ -70,7 +70,7 @@ TEST(DeviceFaultTest, DifferentExchangesOverSocketsAreAPlanMismatch) {
 TEST(DeviceFaultTest, BetterTransportsSayWhyTheyAreNotUsed) {
   DeviceWorld world(DeviceOptions(2, "socket"));
   std::vector<std::string> names;
-  for (const ChannelBytes& channel : world.engine(0).devices()->Bytes()) {
+  for (const PeerCounts& channel : world.engine(0).devices()->Counts()) {
     EXPECT_EQ(channel.transport, "socket");
     for (const auto& [name, reason] : channel.refusals) {
       names.push_back(name);
@@ -79,6 +79,13 @@ TEST(DeviceFaultTest, BetterTransportsSayWhyTheyAreNotUsed) {
     }
   }
   EXPECT_THAT(names, ::testing::ElementsAre("local", "cuda_ipc", "hip_ipc", "host", "verbs"));
+}
+
+// Nor does a proxy look again and again, with pauses, where nothing is in flight.
+TEST_P(DeviceFaultTransportsTest, ThreadsSleepWhenIdle) {
+  DeviceWorld world(DeviceOptions(2, GetParam()));
+  ExpectSwap(world, kSlotBytes * 20);
+  EXPECT_LT(IdleCpuMs(), 40);
 }
 
 TEST_P(DeviceFaultTransportsTest, LatePeerIsADeadlineError) {

@@ -71,8 +71,8 @@ std::string LinesWhereASocketEnds(std::string_view transport) {
   std::this_thread::sleep_for(milliseconds(250));
   ExpectRightSwap(world, 1, {});
   for (const int rank : {0, 1}) {
-    for (const ChannelBytes& bytes : world.engine(rank).devices()->Bytes()) {
-      EXPECT_EQ(bytes.path_failures, bytes.sent > 0 ? 1U : 0U);
+    for (const PeerCounts& counts : world.engine(rank).devices()->Counts()) {
+      EXPECT_EQ(counts.path_failures, counts.bytes_sent > 0 ? 1U : 0U);
     }
   }
   return captured.Text();

@@ -25,8 +25,9 @@ WorldOptions RailOptions(std::string_view transport) {
 
 std::set<int> PeersOf(DeviceWorld& world, int rank) {
   std::set<int> peers;
-  for (const ChannelBytes& bytes : world.engine(rank).devices()->Bytes())
-    peers.insert(bytes.peer_rank);
+  for (const auto& own : world.engine(rank).devices()->ranks()) {
+    for (const auto& [peer_rank, channel] : own->channels().outgoing()) peers.insert(peer_rank);
+  }
   return peers;
 }
 

@@ -270,8 +270,8 @@ TEST(SealTest, RdmaIsLeftForSocketsInWords) {
   world.engine(0).Read([](const ProgressEngine& progress) {
     const Peer& peer = progress.peers().Of(1);
     EXPECT_EQ(peer.counts.transport, "socket");
-    const auto verbs = std::ranges::find(peer.refusals, "verbs", &Refusal::transport);
-    EXPECT_NE(verbs, peer.refusals.end());
+    const auto verbs = std::ranges::find(peer.counts.refusals, "verbs", &Refusal::transport);
+    EXPECT_NE(verbs, peer.counts.refusals.end());
     EXPECT_THAT(verbs->reason, HasSubstr("NICs can't encrypt what they read out of memory"));
     EXPECT_THAT(verbs->reason, HasSubstr("JAXHET_ENCRYPTION is full"));
     return 0;

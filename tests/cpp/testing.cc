@@ -9,12 +9,15 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <ctime>
 #include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
@@ -107,6 +110,12 @@ int32_t CountMappings() {
     count += line.find("memfd:jaxhet") != std::string::npos ? 1 : 0;
   }
   return count;
+}
+
+int64_t IdleCpuMs() {
+  const clock_t begin = clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  return (clock() - begin) * 1'000 / CLOCKS_PER_SEC;
 }
 
 CapturedStderr::CapturedStderr()

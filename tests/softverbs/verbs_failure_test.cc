@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -33,7 +34,7 @@ TEST(VerbsFailureTest, SaysWhatToDoWhenSetUpFails) {
   const FaultScope scope(Refused("ibv_reg_mr", 12));
   World world({.transports = {"verbs", "socket"}});
   const auto refusals = world.engine(0).Read(
-      [](const ProgressEngine& progress) { return progress.peers().Of(1).refusals; });
+      [](const ProgressEngine& progress) { return progress.peers().Of(1).counts.refusals; });
   EXPECT_EQ(refusals.back().transport, "verbs");
   EXPECT_THAT(refusals.back().reason, HasSubstr("ulimit -l"));
 }
@@ -53,6 +54,23 @@ TEST(VerbsFailureTest, VerbsCyclesLeaveNothingBehind) {
   }
   EXPECT_EQ(Softverbs().num_objects(), objects);
   EXPECT_EQ(CountFds(), fds);
+}
+
+// A send queue holds what is sent before its completions arrive. Credits take places there, too.
+TEST(VerbsFailureTest, SlowCompletionsOverrunNoQueue) {
+  WorldOptions options{.transports = {"verbs"}};
+  options.engine.chunk_bytes = 4 << 10;
+  options.engine.eager_bytes = 0;
+  options.engine.verbs.depth = 4;
+  World world(options);
+  for (int64_t run_id = 1; run_id <= 3; ++run_id) {
+    for (const auto& error : GatherBoth(world, 300'001, run_id)) EXPECT_FALSE(error);
+  }
+  Softverbs().SetJitter(std::chrono::milliseconds(2), 1);
+  for (const auto& error : GatherBoth(world, 300'001, 4)) {
+    EXPECT_FALSE(error) << error->what();
+  }
+  Softverbs().Clear();
 }
 
 }  // namespace

@@ -130,28 +130,31 @@ void RegisterPlan(Engine& engine, int64_t fingerprint, std::string text, std::st
   engine.AddPlan(fingerprint, std::move(text), std::move(program), planned);
 }
 
-std::vector<ChannelBytes> BytesOfChannels(const Engine& engine) {
+// Between host memories, then between devices.
+std::vector<PeerCounts> CountsOf(const Engine& engine) {
+  auto counts =
+      engine.Read([](const ProgressEngine& progress) { return progress.peers().Counts(); });
   const auto devices = engine.FindDevices();
-  return devices ? devices->Bytes() : std::vector<ChannelBytes>();
+  if (devices) std::ranges::move(devices->Counts(), std::back_inserter(counts));
+  return counts;
 }
 
 // Chosen transport between CPUs; refused ones with the reasons, also between devices.
 std::pair<std::string, std::vector<std::pair<std::string, std::string>>> TransportOf(
     const Engine& engine, int process) {
-  return engine.Read([&](const ProgressEngine& progress) {
-    const Peer& peer = progress.peers().Of(process);
-    std::vector<Refusal> refusals = peer.refusals;
-    for (const ChannelBytes& channel : BytesOfChannels(engine)) {
-      if (progress.peers().roster().ProcessOf(channel.peer_rank) != process) continue;
-      for (const Refusal& refusal : channel.refusals) {
-        const bool is_known = std::ranges::count(refusals, refusal) > 0;
-        if (refusal.transport != "local" && !is_known) refusals.push_back(refusal);
-      }
-    }
-    std::vector<std::pair<std::string, std::string>> refused;
-    for (const auto& [transport, reason] : refusals) refused.emplace_back(transport, reason);
-    return std::pair{peer.counts.transport, refused};
+  const std::string chosen = engine.Read([&](const ProgressEngine& progress) {
+    return progress.peers().Of(process).counts.transport;
   });
+  std::vector<std::pair<std::string, std::string>> refused;
+  for (const PeerCounts& counts : CountsOf(engine)) {
+    if (counts.process != process) continue;
+    for (const auto& [transport, reason] : counts.refusals) {
+      const std::pair refusal(transport, reason);
+      const bool is_known = std::ranges::count(refused, refusal) > 0;
+      if (transport != "local" && !is_known) refused.push_back(refusal);
+    }
+  }
+  return {chosen, refused};
 }
 
 int64_t ToUs(Clock::duration time) {
@@ -271,21 +274,10 @@ std::map<std::string, uint64_t> Stats(const Engine& engine) {
   return stats;
 }
 
-// Between host memories, then between devices.
 nb::list PeerStats(const Engine& engine) {
   const std::vector<PeerCounts> counts = [&] {
     const nb::gil_scoped_release released;
-    return engine.Read([&](const ProgressEngine& progress) {
-      auto all = progress.peers().Counts();
-      for (const ChannelBytes& bytes : BytesOfChannels(engine)) {
-        all.push_back({.process = progress.peers().roster().ProcessOf(bytes.peer_rank),
-                       .transport = std::string(bytes.transport),
-                       .bytes_sent = bytes.sent,
-                       .bytes_received = bytes.received,
-                       .path_failures = bytes.path_failures});
-      }
-      return all;
-    });
+    return CountsOf(engine);
   }();
   nb::list list;
   for (const PeerCounts& count : counts) {

@@ -43,6 +43,17 @@ class SharedList {
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
+// Bytes to and from a process by a connection, or by a device channel in its one direction.
+struct PeerCounts {
+  int process = 0;
+  std::string transport;  // empty: no data moves
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+  Clock::duration waited{};    // sum of own transfers' waits for the peer's starts
+  uint64_t path_failures = 0;  // after which the path to it works differently
+  std::vector<Refusal> refusals;
+};
+
 // Operation of a group's members on their operands.
 enum class ExchangeKind : int64_t { kPermute = 0, kAllGather = 1, kAllToAll = 2 };
 

@@ -122,7 +122,7 @@ void CheckIsThere(Peer& peer) {
 void Choose(Peer& peer, Candidates& candidates) {
   for (Candidate& candidate : candidates) {
     if (!candidate.connection) {
-      peer.refusals.push_back({candidate.name, candidate.text});
+      peer.counts.refusals.push_back({candidate.name, candidate.text});
     } else if (!peer.connection) {
       peer.counts.transport = candidate.name;
       peer.connection = std::move(candidate.connection);
@@ -131,7 +131,7 @@ void Choose(Peer& peer, Candidates& candidates) {
   if (peer.connection || candidates.empty()) return;
   CheckIsThere(peer);
   std::string reasons;
-  for (const Refusal& refusal : peer.refusals) {
+  for (const Refusal& refusal : peer.counts.refusals) {
     reasons += StrCat("; ", refusal.transport, ": ", refusal.reason);
   }
   Throw(ErrorCode::kTransport, "no transport reaches it", reasons);

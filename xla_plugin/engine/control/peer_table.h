@@ -109,16 +109,6 @@ struct PeerSpec {
   std::vector<SealKeys> keys;  // for `control` and each of `data`, if the job encrypts
 };
 
-// Bytes to and from a process by one transport.
-struct PeerCounts {
-  int process = 0;
-  std::string transport;  // name of the connection's transport; empty: it moves no data
-  uint64_t bytes_sent = 0;
-  uint64_t bytes_received = 0;
-  Clock::duration waited{};    // sum of own transfers' waits for the peer's starts
-  uint64_t path_failures = 0;  // after which the path to it works differently
-};
-
 class Peer;
 
 // Receives the reports of the connections to peers.
@@ -139,7 +129,7 @@ class Peer final : public ConnectionHost {
   Peer(PeerEvents& events, int its_process, ControlChannel its_channel)
       : process(its_process),
         channel(std::move(its_channel)),
-        counts({.process = its_process, .transport = {}}),
+        counts({.process = its_process, .transport = {}, .refusals = {}}),
         events_(events) {}
 
   void Send(std::span<const iovec> message) override {
@@ -188,7 +178,6 @@ class Peer final : public ConnectionHost {
   std::vector<std::string> device_transports;  // allowed ones
   ControlChannel channel;
   PeerCounts counts;
-  std::vector<Refusal> refusals;
   std::unique_ptr<Connection> connection;  // null: data moves between devices
 
   Plans plans;                   // plans that the peer has sent

@@ -150,6 +150,7 @@ class ChannelNegotiation {
     SayRemarks();
     for (auto& [rank, peer, is_incoming, awaited, channel, next, proof, refusals] : ends_) {
       channel->end->Settle(rank->proxy());
+      channel->process = peer->process;
       channel->refusals = std::move(refusals);
       rank->channels().Add(peer->rank, is_incoming, std::move(channel));
     }

@@ -341,11 +341,11 @@ std::map<std::string, uint64_t> DeviceEngine::Stats() const {
   return stats;
 }
 
-std::vector<ChannelBytes> DeviceEngine::Bytes() const {
-  std::vector<ChannelBytes> bytes;
+std::vector<PeerCounts> DeviceEngine::Counts() const {
+  std::vector<PeerCounts> counts;
   for (const auto& rank : ranks_)
-    std::ranges::move(rank->channels().Bytes(), std::back_inserter(bytes));
-  return bytes;
+    std::ranges::move(rank->channels().Counts(), std::back_inserter(counts));
+  return counts;
 }
 
 }  // namespace jaxhet

@@ -52,8 +52,8 @@ class DeviceEngine {
   void Abandon();
 
   std::map<std::string, uint64_t> Stats() const;
-  // Bytes moved by each channel.
-  std::vector<ChannelBytes> Bytes() const;
+  // Counts of each channel.
+  std::vector<PeerCounts> Counts() const;
   // The last exchanges, oldest first.
   std::vector<FlightRecord> FlightRecords() const;
 

@@ -327,9 +327,9 @@ void DeviceRank::AddTo(std::map<std::string, uint64_t>& stats) const {
   stats["bytes_zero_copy_received"] += runner_.read_bytes();
   stats["bytes_zero_copy_sent"] += runner_.offered_bytes();
   stats["in_flight_us"] += static_cast<uint64_t>(in_flight.count());
-  for (const ChannelBytes& bytes : channels_.Bytes()) {
-    stats[StrCat("bytes_sent_", bytes.transport)] += bytes.sent;
-    stats[StrCat("bytes_received_", bytes.transport)] += bytes.received;
+  for (const PeerCounts& counts : channels_.Counts()) {
+    stats["bytes_sent_" + counts.transport] += counts.bytes_sent;
+    stats["bytes_received_" + counts.transport] += counts.bytes_received;
   }
 }
 

@@ -23,6 +23,7 @@ namespace jaxhet {
 struct RankChannel {
   std::unique_ptr<DeviceChannel> end;
   std::string_view transport;
+  int process = 0;                // process of the other rank
   std::vector<Refusal> refusals;  // by the target: better transports, and why not them
   uint64_t exchanges = 0;
   std::atomic<uint64_t> chunks = 0;
@@ -41,17 +42,6 @@ struct RankChannel {
     if (result_bytes < end->pull_bytes()) return RouteChoices::Route::kSlots;
     return end->routes().Find(exchange);
   }
-};
-
-// Bytes moved by a channel to or from another rank. Channels there and back share paths, whose
-// failures count for the one there.
-struct ChannelBytes {
-  int peer_rank = 0;
-  std::string_view transport;
-  uint64_t sent = 0;
-  uint64_t received = 0;
-  uint64_t path_failures = 0;
-  std::vector<Refusal> refusals;
 };
 
 // The channels of a rank, by the other rank. Any thread may add one at any time; they stay.
@@ -76,20 +66,21 @@ class RankChannels {
   // All channels that are there now, with the other rank.
   std::vector<std::pair<int, RankChannel*>> outgoing() const { return All(false); }
   std::vector<std::pair<int, RankChannel*>> incoming() const { return All(true); }
-  std::vector<ChannelBytes> Bytes() const {
-    std::vector<ChannelBytes> bytes;
-    for (const auto& [target, channel] : outgoing())
-      bytes.push_back({.peer_rank = target,
-                       .transport = channel->transport,
-                       .sent = channel->num_bytes,
-                       .path_failures = channel->end->num_path_failures(),
-                       .refusals = {}});
-    for (const auto& [source, channel] : incoming())
-      bytes.push_back({.peer_rank = source,
-                       .transport = channel->transport,
-                       .received = channel->num_bytes,
-                       .refusals = channel->refusals});
-    return bytes;
+  // Channels there and back share paths, whose failures count for the one there.
+  std::vector<PeerCounts> Counts() const {
+    const std::lock_guard lock(*mutex_);
+    std::vector<PeerCounts> counts;
+    for (const auto& [key, channel] : channels_) {
+      const bool is_incoming = key.second;
+      const uint64_t num_bytes = channel->num_bytes;
+      counts.push_back({.process = channel->process,
+                        .transport = std::string(channel->transport),
+                        .bytes_sent = is_incoming ? 0 : num_bytes,
+                        .bytes_received = is_incoming ? num_bytes : 0,
+                        .path_failures = is_incoming ? 0 : channel->end->num_path_failures(),
+                        .refusals = channel->refusals});
+    }
+    return counts;
   }
 
  private:
