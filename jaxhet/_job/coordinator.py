@@ -149,9 +149,8 @@ class Coordinator:
         self._outboxes: dict[int, Outbox] = {}
         self._left: set[int] = set()
         self._leaving: set[int] = set()
-        self._needed_by: dict[
-            int, set[int]
-        ] = {}  # a process that has not left -> processes that need it
+        # Processes that need another one, by the process that they need and that has not left.
+        self._needed_by: dict[int, set[int]] = {}
         self._closed: set[int] = set()  # processes without a connection any more
         self._gone_errors: list[PeerError] = []
         self._error: JaxhetError | None = None

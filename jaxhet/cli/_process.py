@@ -43,9 +43,8 @@ class Process:
         self.label = label
         self.returncode: int | None = None
         self.group_is_gone = False
-        self.stopped_by: signal.Signals | None = (
-            None  # the last signal that the launcher sent on its own
-        )
+        # The last signal that the launcher sent on its own.
+        self.stopped_by: signal.Signals | None = None
         self.knows_failure = False  # it has said that it knows of the failure of its job
         self._our_error = ""
         self._last_stderr = ""
