@@ -22,10 +22,15 @@ def decode(kind: Any, value: Any, what: str) -> Any:
     parts, origin = get_args(kind), get_origin(kind)
     if dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
-        if not isinstance(value, dict) or not _required(kind) <= value.keys() <= hints.keys():
-            raise ValueError(
-                f"the fields of {what} are not {', '.join(hints)}, but {value!r:.{_MOST_SHOWN}}"
-            )
+        fields = ", ".join(hints)
+        if not isinstance(value, dict):
+            raise ValueError(f"{what} is {value!r:.{_MOST_SHOWN}}; its fields should be {fields}")
+        for wrong, names in (
+            ("lacks", [name for name in hints if name in _required(kind) - value.keys()]),
+            ("has unknown", [repr(name)[:_MOST_SHOWN] for name in value if name not in hints]),
+        ):
+            if names:
+                raise ValueError(f"{what} {wrong} {', '.join(names)}; its fields are {fields}")
         found = {name: decode(hints[name], one, f"{name} of {what}") for name, one in value.items()}
         return kind(**found)  # pyright: ignore[reportCallIssue]
     if origin is types.UnionType:

@@ -154,9 +154,7 @@ def test_process_info_without_a_field_is_refused(field: str) -> None:
     ):
         ProcessInfo.from_json({**fields, field: wrong})
     del fields[field]
-    with pytest.raises(
-        JaxhetError, match="the fields of a process's description are not process, "
-    ):
+    with pytest.raises(JaxhetError, match=f"a process's description lacks {field}; its fields are"):
         ProcessInfo.from_json(fields)
 
 

@@ -227,12 +227,16 @@ _GOOD = "coordinator: 127.0.0.1\nhosts: [{island: a}]\n"
         ("hosts: [", "is not YAML: while parsing"),
         (
             "hosts: [{island: a}]\n",
-            r"the fields of \S+ are not coordinator, hosts, ssh, env, but \{'hosts'",
+            r"\S+ lacks coordinator; its fields are coordinator, hosts, ssh, env",
         ),
         ("coordinator: 127.0.0.1\nhosts: []\n", "hosts is empty; name at least one host"),
         (
             _GOOD.replace("{island: a}", "{host: b}"),
-            "the fields of entry 0 of hosts of .* are not island, host",
+            "entry 0 of hosts of .* lacks island; its fields are island, host",
+        ),
+        (
+            _GOOD.replace("a}", "a, device: 1}"),
+            "entry 0 of hosts of .* has unknown 'device'; its fields are island, host",
         ),
         (
             _GOOD.replace("a}", "a, devices: 0}"),
