@@ -144,11 +144,11 @@ def finish(handle: Handle) -> Any:
         latest start's handle (on CPUs).
     """
     size = axis_size(handle.axis)
-    held = {jnp.shape(x)[0] for x in jax.tree.leaves(handle.parts)}
-    if held - {size}:
+    others = {jnp.shape(x)[0] for x in jax.tree.leaves(handle.parts)} - {size}
+    if others:
         raise UsageError(
-            f"jaxhet.finish: the handle {handle.name!r} is of {held.pop()} positions, and the mesh"
-            f" axis {handle.axis!r} has {size}: finish it with as many positions as at its start"
+            f"jaxhet.finish: the handle {handle.name!r} is of {others.pop()} positions, and the"
+            f" mesh axis {handle.axis!r} has {size}: finish it with as many as at its start"
         )
 
     def arrive(parts: tuple[tuple[jax.Array, ...], ...]) -> list[jax.Array]:

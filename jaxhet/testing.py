@@ -38,7 +38,7 @@ HIDE_GPUS = "HIDE_OTHER_GPUS"  # set: a process sees only the GPUs that JAX take
 _START_TIMEOUT_S = 180
 _POLL_S = 0.5  # between looks at processes that may have ended
 _WORLD = "JOINED_WORLD"  # address, processes and id of a process of `joined_job`
-_random = random.SystemRandom()  # no test seeds it
+_random = random.SystemRandom()  # a test may seed the module's own
 
 
 @dataclasses.dataclass(frozen=True)

@@ -305,9 +305,7 @@ class Describer:
 
     def _object_text(self, value: Any) -> str:
         kind = type(value)
-        if (
-            isinstance(value, np.ndarray) and kind is np.ndarray
-        ):  # bytes of it are addresses of objects
+        if isinstance(value, np.ndarray) and kind is np.ndarray:  # holds addresses of objects
             return f"array{list(value.shape)} {self.text(value.tolist())}"
         if isinstance(value, np.ufunc):  # one of `np.frompyfunc` holds a function
             return f"ufunc {value.__name__} {value.types} {self.text(gc.get_referents(value))}"

@@ -81,7 +81,7 @@ TEST(DeviceFaultTest, BetterTransportsSayWhyTheyAreNotUsed) {
   EXPECT_THAT(names, ::testing::ElementsAre("local", "cuda_ipc", "hip_ipc", "host", "verbs"));
 }
 
-// Nor does a proxy look again and again, with pauses, where nothing is in flight.
+// An idle proxy sleeps. It does not poll, not even with pauses.
 TEST_P(DeviceFaultTransportsTest, ThreadsSleepWhenIdle) {
   DeviceWorld world(DeviceOptions(2, GetParam()));
   ExpectSwap(world, kSlotBytes * 20);

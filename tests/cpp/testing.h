@@ -62,7 +62,7 @@ int32_t CountFds();
 int32_t CountThreads();
 // Mappings of the engine's shared memory in this process.
 int32_t CountMappings();
-// Time of a CPU that this process takes in 400 ms.
+// Milliseconds of CPU time that this process uses within 400 ms.
 int64_t IdleCpuMs();
 
 // Holds back what is written on stderr while it lives, except the reports of sanitizers, which end

@@ -81,7 +81,7 @@ with jax.set_mesh(mesh):
     caught("has no derivative", lambda: jax.grad(
         lambda t: jaxhet.finish(jaxhet.start(t, "x"))["c"].sum())(ROUNDS[0]))
     with jax.set_mesh(jaxhet.make_mesh({"x": -1})):
-        caught("as many positions", lambda: finish(restored))
+        caught("as many as at its start", lambda: finish(restored))
     lost = jaxhet.jit(lambda t: jaxhet.start(t, "x", name="lost"))(put(ROUNDS[5]))
     jax.block_until_ready(lost)
     print("asked", jaxhet.plan(finish, lost).exchanges[0].collective)
@@ -112,7 +112,7 @@ def test_handles_outlive_programs() -> None:
             "caught was never finished True",
             "caught not the handle of the latest True",
             "caught has no derivative True",
-            "caught as many positions True",
+            "caught as many as at its start True",
             "restored True",
             "held True",
             "local True",

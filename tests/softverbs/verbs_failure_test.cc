@@ -56,7 +56,7 @@ TEST(VerbsFailureTest, VerbsCyclesLeaveNothingBehind) {
   EXPECT_EQ(CountFds(), fds);
 }
 
-// A send queue holds what is sent before its completions arrive. Credits take places there, too.
+// A send queue holds requests until their completions arrive. Credits take places in it, too.
 TEST(VerbsFailureTest, SlowCompletionsOverrunNoQueue) {
   WorldOptions options{.transports = {"verbs"}};
   options.engine.chunk_bytes = 4 << 10;

@@ -242,7 +242,7 @@ bool Nic::HasMemory(const Qp& qp, const Work& work) const {
   return sge.length == 0 || memory_.Find(qp.pd, sge.lkey, sge.addr, sge.length, access) != nullptr;
 }
 
-// The message of a request; of one that is to fail, only the bytes that still arrive.
+// The message of a request. A request that is to fail sends its first `num_bytes` only.
 Message Nic::MakeRequest(const Qp& qp, const Work& work) const {
   const GidRow& source = *SourceOf(qp);
   const uint64_t whole = work.sge.length;
