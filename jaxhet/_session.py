@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import os
+import queue
 import re
 import sys
 import threading
@@ -41,12 +42,9 @@ _NOT_FINALIZED = (
 _ERROR_PATTERN = re.compile(r"jaxhet\.(\w+Error): (.*?)(?:\n-{10,}|\Z)", re.DOTALL)
 
 
-def _flush_files() -> None:
-    """Writes what Python's open files hold: the process may end without closing them."""
-    for one in gc.get_objects():
-        if issubclass(type(one), io.IOBase):
-            with contextlib.suppress(Exception):  # it is closed, or its disk is full
-                one.flush()
+def _open_files() -> list[io.IOBase]:
+    """Python's open files. The list of all objects must not outlive the call: it keeps them."""
+    return [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Session:
         self._pid = os.getpid()
         self._acknowledged = threading.Event()
         self._closed = threading.Event()
-        self._ends = threading.Event()  # Python's open files are flushed if the job has failed
+        self._files = queue.SimpleQueue[list[io.IOBase]]()  # to flush, once
         self._has_left = False  # all connections are closed
         self._is_idle = True  # at the end of the job: no device of this process is at work
         this = weakref.ref(self)  # XLA's hooks keep the compilation, which must not keep devices
@@ -237,13 +235,13 @@ class Session:
             os._exit(_EXIT_CODE)
 
     def _flush(self) -> None:
-        self._ends.wait()
-        if self.error() is not None:
-            _flush_files()
+        for file in self._files.get():
+            with contextlib.suppress(Exception):  # it is closed, or its disk is full
+                file.flush()
 
     def _wait_for_files(self) -> None:
-        """Flushes open files, for a limited time."""
-        self._ends.set()
+        """Flushes open files, for a limited time: the process may end without closing them."""
+        self._files.put(_open_files())
         self._flusher.join(_FLUSH_S)
 
     def _tell(self, failure: str) -> None:
@@ -330,7 +328,7 @@ class Session:
     def discard(self) -> None:
         """Ends the threads and connections of the session, except engine and membership."""
         self._closed.set()
-        self._ends.set()
+        self._files.put([] if self.error() is None else _open_files())
         if self._watcher.is_alive():
             self._watcher.join()
         with contextlib.suppress(Exception):

@@ -65,7 +65,7 @@ def test_callbacks_of_results_that_nobody_reads_are_told() -> None:
 
 
 _HOOKS = """
-import atexit, os, pathlib, sys, time
+import atexit, io, sys, threading, time
 def upload():
     time.sleep(8)  # longer than any limit of this job
     print("uploaded", flush=True)
@@ -77,6 +77,11 @@ class Tracker:
     def __del__(self):
         print("closed", flush=True)
 tracker = Tracker()
+class Stuck(io.RawIOBase):
+    def flush(self):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(1000)
+stuck = Stuck()
 if jax.process_index() == 1:
     raise ValueError("bad batch")
 while jaxhet.last_error() is None:
