@@ -4,7 +4,6 @@ import pathlib
 
 import pytest
 
-from tests.support.commands import launch, python
 from tests.support.scripts import job, run
 
 pytestmark = pytest.mark.early
@@ -191,22 +190,3 @@ for child in children:
     for ended in run(script, *job(4, JAXHET__CONNECT="needed")):
         assert "sum 6.0 forked True left True" in ended.text, ended.text
         assert ended.code == 0, ended.text
-
-
-@pytest.mark.slow
-def test_loader_that_imports_the_main_program_is_told_what_to_do(tmp_path: pathlib.Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text("""
-import multiprocessing, jaxhet
-jaxhet.initialize()
-if __name__ == "__main__":
-    loader = multiprocessing.get_context("spawn").Process(target=print)
-    loader.start()
-    loader.join()
-    print("loader's exit code:", loader.exitcode)
-""")
-    ended = python(*launch("--devices=1"), script)
-    text = ended.stdout + ended.stderr
-    assert text.count("loader's exit code: 1") == 2, text
-    assert text.count("UsageError: this process can't join the job: the process that started") == 2
-    assert "under `if __name__ == '__main__':`" in text

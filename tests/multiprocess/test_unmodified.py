@@ -37,13 +37,6 @@ def _plain_world() -> dict[str, str]:
     }
 
 
-def _in_one_world(program: pathlib.Path) -> dict[str, Any]:
-    """Output of one process of plain JAX."""
-    (ended,) = run(program.read_text(), _plain_world(), timeout_s=120)
-    assert ended.code == 0, ended.text
-    return _results(ended.text)["0"]
-
-
 def _free_world_port() -> int:
     """A port out of those that JAX makes of Open MPI's job ids: 61440 and above."""
     for port in range(61440 + free_port() % 4096, 65536):
@@ -93,12 +86,6 @@ def test_program_of_jit_and_pmap_has_the_results_of_one_world(plain: str) -> Non
     for result in mine.values():
         assert result["devices"] == 2 * _DEVICES
         assert result["gathered"] == [0, 1]
-
-
-@pytest.mark.slow
-def test_program_of_flax_and_optax_has_the_results_of_one_world() -> None:
-    program = _FOLDER / "unmodified_flax.py"
-    _assert_same(_over_islands(program), _in_one_world(program))
 
 
 # Parts of Gloo's line about connected ranks: threads of several devices mix theirs.

@@ -7,8 +7,6 @@ from two_islands import SET_UP
 
 from jaxhet.testing import FAST_COMPILE
 from models.extras.records import compare_replicas, read_rows
-from tests.support import hosts
-from tests.support.hosts import Hosts
 from tests.support.scripts import job, run
 
 TRAIN = """
@@ -224,52 +222,3 @@ def test_gathers_scattered_sums_and_permutes_are_equal_to_the_bit(steps: int) ->
     assert len({tuple(totals) for _, _, *totals in first}) == 8, ended[0].text
     # Values that one island received are those that the other has returned.
     assert [[*words[:2], *reversed(words[2:])] for words in first] == second
-
-
-THREE = """
-from tests.support.microscaling import same_bits, summed
-draw = [np.random.default_rng(i).standard_normal((1, 600, 500)) for i in range(3)]
-rows = [a.astype(np.float32) for a in draw]
-x = jax.make_array_from_callback((3, 600, 500), NamedSharding(mesh, P("x")), lambda i: rows[me])
-f = over_islands(lambda x: (psum(x), psum(x[:, :9])), bridge={"wire": "mxint8"})
-large, small = (np.asarray(y.addressable_data(0)) for y in f(x))
-want = summed([a.reshape(-1) for a in rows], "mxint8")
-print("right", same_bits(large.reshape(-1), want), np.array_equal(small, sum(rows)[:, :9]))
-print(jaxhet.plan(f, x))
-"""
-
-
-def test_compressed_sums_over_three_islands_are_the_reference_s() -> None:
-    for ended in run(SET_UP + THREE, *job(3), timeout_s=190):
-        assert "right True True" in ended.text, ended.text
-        assert "mxint8/32" in ended.text
-
-
-SUMS = """
-shape, split = (2, 1 << 20), NamedSharding(mesh, P("x"))
-row = np.random.default_rng(me).standard_normal((1, 1 << 20)).astype(np.float32)
-xs = [jax.make_array_from_callback(shape, split, lambda i: row) for _ in range(16)]
-for wire in ("", "bf16", "mxint8", "mxint4"):
-    f = over_islands(lambda xs: [jax.lax.psum(x, "x") for x in xs], bridge={"wire": wire})
-    jax.block_until_ready(f(xs))
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        jax.block_until_ready(f(xs))
-        times.append(time.perf_counter() - start)
-    print("median", wire or "f32", sorted(times)[3])
-jaxhet.shutdown()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(bool(hosts.unavailable()), reason=hosts.unavailable() or "available")
-def test_sums_over_a_slow_link_take_less_time_with_fewer_bits() -> None:
-    with Hosts(2, 1, 1000) as net:
-        ended = hosts.wait(net.start(SET_UP + SUMS, net.job()), 280)
-    rows = [line.split() for line in ended[0].text.splitlines() if line.startswith("median")]
-    times = {wire: float(seconds) for _, wire, seconds in rows}
-    print(times)
-    assert times["f32"] > 1.5 * times["bf16"], ended[0].text
-    assert times["f32"] > 2.5 * times["mxint8"]

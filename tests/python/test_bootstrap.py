@@ -132,23 +132,6 @@ def test_who_answers_in_a_peers_place_is_named(
         _connect(ours, theirs.address)
 
 
-def test_peer_of_another_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "_DEATH_KNOWN_WITHIN_S", 0.1)
-    with (
-        contextlib.closing(_listener(0)) as ours,
-        contextlib.closing(_listener(1, OTHER_JOB)) as stranger,
-    ):
-        with pytest.raises(TransportError):
-            _connect(stranger, ours.address)
-        words = (
-            r"process 1 did not connect to process 0 .*\(1 connections refused, the last one"
-            r" because process 1 is of another job with the same job secret"
-            rf" \(id {OTHER_JOB.hex()}, here {JOB.hex()}\); give each job a secret of its own"
-        )
-        with pytest.raises(TransportError, match=words):
-            ours.take({(1, 0)}, time.monotonic() + 0.2, lambda: None)
-
-
 def test_connection_before_the_job_is_known_waits_for_it() -> None:
     with (
         contextlib.closing(_listener(0, b"")) as ours,
@@ -323,15 +306,6 @@ def test_messages_of_device_channels_reach_the_main_address() -> None:
         "127.0.2.1",
     ] * 2
     assert second == [(other, own) for own, other in first]
-
-
-def test_without_a_shared_network_all_sockets_reach_the_main_address() -> None:
-    ends = _Ends(["127.0.1.1", "127.0.2.1"], ["127.0.3.2"])
-    with contextlib.closing(ends):
-        first, second = ends.connect(2)
-    assert {own for own, _ in _addresses(first.data)} == {"127.0.1.1"}
-    assert len(_addresses(second.data)) == 2
-    _addresses([first.control, second.control])
 
 
 def test_interface_that_connects_to_nobody_is_left(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """Which processes connect when, and the errors of connections that a program needs."""
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -97,30 +96,6 @@ class _Case:
         self.opened.append(info.process)
         if self.error is not None:
             raise self.error
-
-
-def test_needed_peers_are_asked_for_and_connected_once() -> None:
-    case = _Case()
-    case.connector.need([2, 0])
-    assert sorted(case.opened) == [0, 2]
-    assert case.double.asked == [[0, 2]]
-    assert case.connector.has(0)
-    case.double.needed_by(2)
-    case.connector.need([0, 2])
-    assert len(case.opened) == 2
-    assert len(case.double.asked) == 1
-
-
-@pytest.mark.parametrize("process", [0, 2])
-def test_peer_that_needs_this_process_is_connected_by_another_thread(process: int) -> None:
-    case = _Case()
-    case.double.needed_by(process)
-    case.double.needed_by(process)
-    deadline = time.monotonic() + 5
-    while not case.connector.has(process):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert case.opened == [process]
 
 
 @pytest.mark.parametrize("process", [0, 2])

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from jaxhet import _config, _set_up
-from jaxhet._errors import DeadlineError, JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._errors import DeadlineError, JaxhetError, TransportError, UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._job import coordinator_process, membership
 from jaxhet._job.coordinator import Terms
-from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
+from jaxhet._job.process_info import ProcessInfo, disagreement
 from jaxhet._net import handshake
 from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
@@ -24,10 +24,6 @@ from jaxhet.testing import free_port
 from tests.support.members import described
 
 SECRET = b"a job secret"
-
-
-class UnknownError(JaxhetError):
-    """A class of which the coordinator knows nothing."""
 
 
 class Pair:
@@ -72,41 +68,6 @@ def pair() -> Iterator[Pair]:
     assert not pair.thread.is_alive()  # the coordinator ends when everybody has left
 
 
-def test_members_of_a_job_have_its_id(pair: Pair) -> None:
-    first, second = (member.job for member in pair.members)
-    assert first == second
-    assert len(first) == JOB_BYTES
-    with listen(f"127.0.0.1:{free_port()}") as listener:
-        other = _coordinator.Coordinator(listener, SECRET, Terms(2, 20))
-    other._service.shutdown()
-    assert other._job != first.hex()
-
-
-@pytest.mark.parametrize("error", [DeadlineError("too late"), UnknownError("out of paper")])
-def test_reported_error_is_told(error: JaxhetError, pair: Pair) -> None:
-    pair.members[1].report(error)
-    failure = pair.failure_of_first()
-    assert str(failure) == str(error)
-    assert type(failure) is (JaxhetError if type(error) is UnknownError else type(error))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"failed": ["UsageError"]},
-        {"need": [[]]},
-        7,
-        None,
-    ],
-)
-def test_process_that_sends_nonsense_is_gone(message: Any, pair: Pair) -> None:
-    pair.members[1]._channel.send(message)
-    failure = pair.failure_of_first()
-    assert type(failure) is PeerError
-    assert "process 1 (island1" in str(failure)
-    assert "is gone: the coordinator does not understand it" in str(failure)
-
-
 def test_process_that_reads_nothing_holds_up_nobody(pair: Pair) -> None:
     stopped = pair.members[1]
     stopped._left.set()
@@ -149,19 +110,6 @@ def _wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_needed_peer_hears_who_needs_it(pair: Pair) -> None:
-    first, second = pair.members
-    needed_by: list[tuple[int, int]] = []
-    first.listen_needs(lambda p: needed_by.append((0, p)), lambda _: None)
-    first.ask_for([1])
-    time.sleep(0.1)
-    second.listen_needs(lambda p: needed_by.append((1, p)), lambda _: None)  # also of earlier needs
-    second.ask_for([0])
-    first.ask_for([1])
-    _wait_for(lambda: len(needed_by) == 3)
-    assert sorted(needed_by) == [(0, 1), (1, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("is_asked_before", [True, False])
@@ -319,18 +267,6 @@ def test_stray_process_does_not_end_a_job_that_runs(pair: Pair) -> None:
     assert [m.failure for m in pair.members] == [None, None]
 
 
-def test_coordinator_of_a_complete_job_does_not_listen(pair: Pair) -> None:
-    deadline = time.monotonic() + 5
-    while _is_answered(pair.address):
-        assert time.monotonic() < deadline
-    with pytest.raises(ConnectionRefusedError):
-        membership.connect(pair.address, SECRET, 0.2)
-    with pytest.raises(UsageError, match=r"can't listen on .*: Address already in use"):
-        listen(pair.address)  # the port stays the job's
-    pair.members[1].report(DeadlineError("too late"))
-    assert type(pair.failure_of_first()) is DeadlineError
-
-
 @pytest.mark.parametrize(
     ("sent", "error", "words"),
     [
@@ -361,34 +297,6 @@ def test_other_program_on_the_port_is_told_from_a_wrong_secret(
             membership.connect(f"127.0.0.1:{server.getsockname()[1]}", SECRET, 1)
         is_over.set()
     assert "JAXHET_JOB_SECRET" not in str(raised.value)
-
-
-def test_coordinator_listens_until_the_job_is_complete() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    server = _coordinator.Coordinator(listen(address), SECRET, Terms(2, 20))
-    thread = threading.Thread(target=server.serve, daemon=True)
-    thread.start()
-    first = membership.connect(address, SECRET, 5)
-    joining = threading.Thread(target=first.join, args=(_info(0), 20))
-    joining.start()
-    time.sleep(0.3)
-    assert _is_answered(address)
-    second = membership.connect(address, SECRET, 5)
-    second.join(_info(1), 20)
-    joining.join()
-    for member in (first, second):
-        member.leave()
-    thread.join(10)
-    listen(address).close()  # the port is free with the end of the job
-
-
-def _is_answered(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 # The coordinator as a service.

@@ -92,20 +92,6 @@ def test_processes_know_their_place_and_the_secret_is_in_no_argument_of_ssh(
         assert not [k for k in call["environ"] if k.startswith("JAXHET_")]  # type: ignore[union-attr]
 
 
-def test_first_failure_on_a_host_ends_the_others_and_is_in_the_summary(
-    ssh: FakeSsh, tmp_path: pathlib.Path
-):
-    code = """
-    if process == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(1000)
-    """
-    returncode, _, err = _run(ssh, _file(tmp_path), code, "--grace", "0.2")
-    assert returncode == 128 + signal.SIGKILL
-    assert "failed first: process 1 (amd on amd0): killed by SIGKILL\n" in err
-    assert "  process 0 (nv on nv0): killed by SIGTERM (the launcher sent SIGTERM)\n" in err
-
-
 def test_ssh_that_fails_on_one_host_is_said_in_words(ssh: FakeSsh, tmp_path: pathlib.Path):
     ssh.fail("amd0", "ssh: connect to host amd0 port 22: Connection refused")
     returncode, _, err = _run(ssh, _file(tmp_path), "time.sleep(1000)", "--grace", "0.2")

@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from typing import Any
 
 import jax
 import pytest
@@ -17,7 +16,7 @@ from jaxhet import PlannedExchange, PlanReport, _plan
 from jaxhet._errors import UsageError
 from jaxhet._pretended import deviceless, rocm_stubs
 from jaxhet.cli import plan as cli_plan
-from jaxhet.compiler import Options, bridge, hlo
+from jaxhet.compiler import Options, hlo
 from jaxhet.compiler.exchange import Call, ExchangeKind, ExchangeSpec, Movement
 from tests.python.compiler import hlo_text
 from tests.python.compiler.hlo_text import SUM, all_reduce
@@ -164,12 +163,6 @@ def test_products_are_those_between_start_and_done() -> None:
     ]
 
 
-def test_exchange_that_is_one_call_is_not_scheduled() -> None:
-    rows = _plan.of_module(_bridged(_DOTS)).exchanges
-    assert [r.products for r in rows] == [None, None]
-    assert [r.why for r in rows] == ["the option algorithm is flat, or auto on CPU"] * 2
-
-
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_collectives_that_share_an_exchange_are_counted(platform: str) -> None:
     body = """
@@ -181,15 +174,6 @@ def test_collectives_that_share_an_exchange_are_counted(platform: str) -> None:
 """
     (row,) = _plan.of_module(_bridged(body, platform=platform, bucket_bytes=100)).exchanges
     assert (row.num_collectives, row.num_bytes) == (2, 28)
-
-
-def test_compiled_gpu_module_still_has_its_plan() -> None:
-    job = hlo_text.job(0, 1, platform="cuda")
-    module = _bridged(_DOTS, platform="cuda")
-    again = bridge(module, job)
-    assert again is not None
-    assert again[0] == module
-    assert [e.source for e in again[1].exchanges] == ["early", "e2/late"]
 
 
 def test_module_without_exchanges_has_an_empty_report() -> None:
@@ -258,20 +242,6 @@ def test_exposed_time_is_that_of_exchanges_without_products() -> None:
     assert _REPORT.exposed_seconds(2.0, 5.0) == pytest.approx(5e-6 + 999 / 2e9)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (1_048_576, "1.0 MB"),
-        (7 * 10**15, "7000.0 TB"),
-    ],
-)
-def test_bytes_are_in_powers_of_1000(count: int, text: str) -> None:
-    assert _plan._bytes(count) == text
-
-
 # --- arguments of `jaxhet.plan` ---
 
 
@@ -285,17 +255,6 @@ def test_what_is_not_jitted_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r"step is no jitted function; give what jax\.jit or"):
         _plan.to_stage(step, (), {})
-
-
-@pytest.mark.parametrize("jit", [jax.jit, jaxhet.jit], ids=["jax", "jaxhet"])
-def test_lowered_function_is_taken_alone(jit: Any) -> None:
-    jitted = jit(lambda x: x + 1)
-    lowered = jitted.lower(1.0)
-    assert _plan.to_stage(lowered, (), {}) is lowered
-    assert _plan.is_stage(_plan.to_stage(jitted, (1.0,), {}))
-    assert not _plan.is_stage(jitted)
-    with pytest.raises(UsageError, match="what its `lower` returned, alone"):
-        _plan.to_stage(lowered, (1.0,), {})
 
 
 # --- the command ---
@@ -440,7 +399,3 @@ def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "nm" else f"/bin/{tool}")
     with pytest.raises(UsageError, match="needs stub libraries, and nm to build them; install a C"):
         rocm_stubs.load(PLUGINS)
-
-
-def test_report_is_printed_as_its_table() -> None:
-    assert str(_REPORT) == _REPORT.text().rstrip("\n")

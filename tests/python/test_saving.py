@@ -132,14 +132,6 @@ def test_files_that_no_save_writes_do_not_count(watched: Watched, tmp_path: path
         assert watched.ended.wait(5)
 
 
-def test_save_that_is_over_does_not_count(watched: Watched, tmp_path: pathlib.Path) -> None:
-    with _growing(tmp_path / "part"):
-        with jaxhet.saving(tmp_path):
-            watched.fail()
-            time.sleep(NOTICE_S)
-        assert watched.ended.wait(5)
-
-
 def test_save_beyond_its_limit_is_not_waited_for(
     watched: Watched, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,9 +246,7 @@ def test_each_process_is_set_up_for_its_own_platform(
     session.close(0)
 
 
-def _start(
-    monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, named: tuple[tuple[str, str], ...]
-) -> Session:
+def _start(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> Session:
     """The work of `initialize` in process 0 after all connections were made."""
     monkeypatch.setattr(compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_set_up, "_create_backend", lambda *_: list(DEVICES))
@@ -262,7 +260,7 @@ def _start(
             partition_index=None,
             gpus=(),
         )
-        for i, (name, platform) in enumerate(named)
+        for i, (name, platform) in enumerate(MIXED)
     ]
     membership: Any = types.SimpleNamespace(
         members=members,
@@ -280,22 +278,12 @@ def _start(
     monkeypatch.setattr(_ffi, "Relay", lambda _: relay)
     monkeypatch.setattr(_set_up, "_set_partitions", lambda *_: None)
     listener: Any = types.SimpleNamespace(
-        process=0, num_processes=len(named), take=lambda *_, **__: {}
+        process=0, num_processes=len(MIXED), take=lambda *_, **__: {}
     )
-    config = _config.resolve({}, environ={}).placed(0, len(named))
+    config = _config.resolve({}, environ={}).placed(0, len(MIXED))
     stand_in: Any = engine
-    connected = frozenset(range(1, len(named)))
+    connected = frozenset(range(1, len(MIXED)))
     return _set_up._start_jax(_set_up._Job(config, membership, listener, stand_in, connected))
-
-
-def test_devices_of_a_cpu_job_are_not_opened(
-    calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = FakeEngine()
-    session = _start(monkeypatch, engine, (("a", "cpu"), ("b", "cpu"), ("b", "cpu")))
-    assert [call[0] for call in engine.calls] == ["set_ranks"]
-    assert calls[0] == ("register_ffi_target", ("exchange", 1), {"platform": "cpu"})
-    session.close(0)
 
 
 def test_set_up_that_fails_leaves_nothing_behind(
@@ -308,7 +296,7 @@ def test_set_up_that_fails_leaves_nothing_behind(
     left = []
     monkeypatch.setattr(compat, "disconnect_client", lambda: left.append("the service"))
     with pytest.raises(TransportError, match="no transport leads from rank 0"):
-        _start(monkeypatch, Engine(), MIXED)
+        _start(monkeypatch, Engine())
     assert calls == []
     assert left == ["the service"]
     assert not [thread for thread in threading.enumerate() if thread.name == "jaxhet-watch"]

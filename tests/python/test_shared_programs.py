@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import compiler
@@ -18,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 from jaxhet._gpu import gpu_settings
 from jaxhet._jax import shared_programs
 from jaxhet._jax.shared_programs import NotSharedError, SharedPrograms
-from tests.support import replaced
 from tests.support.store import Store
 
 _MEMBERS = (2, 3, 5)
@@ -72,16 +70,6 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_programs, "_POLL_S", 0.1)
 
 
-def test_others_wait_for_the_executable_of_the_first() -> None:
-    processes = _Class()
-    waiting = [_Fetching(processes, process) for process in (3, 5)]
-    time.sleep(0.3)
-    assert all(thread.is_alive() for thread in waiting)
-    processes.compile("key", b"compiled")
-    assert [thread.answer() for thread in waiting] == [b"compiled", b"compiled"]
-    assert processes.fetch(3) == b"compiled"  # again, and after the first has compiled
-
-
 def test_only_the_latest_executables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_programs, "_MOST_KEPT_BYTES", 250)
     processes = _Class()
@@ -115,17 +103,6 @@ def test_process_that_is_ahead_or_behind_is_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("short_grace")
-def test_process_with_another_program_is_told_after_a_while() -> None:
-    processes = _Class()
-    waiting = _Fetching(processes, 3, "mine")
-    begin = time.monotonic()
-    processes.compile("yours", b"1")
-    with pytest.raises(NotSharedError, match="it has compiled another one in its place"):
-        waiting.answer()
-    assert time.monotonic() - begin >= shared_programs._GRACE_S - 2 * shared_programs._POLL_S
-
-
-@pytest.mark.usefixtures("short_grace")
 def test_threads_may_compile_in_another_order() -> None:
     processes = _Class()
     waiting = _Fetching(processes, 3, "b")
@@ -148,16 +125,6 @@ def test_process_that_could_not_compile_says_why() -> None:
             ask()
     processes.compile("key", b"at the second attempt")
     assert processes.fetch(3) == b"at the second attempt"
-
-
-def test_wait_ends_when_the_process_leaves() -> None:
-    processes = _Class()
-    waiting = _Fetching(processes, 3)
-    processes.compile("other", b"1")
-    processes.of[2].leave()
-    with pytest.raises(NotSharedError, match="it has left the job"):
-        waiting.answer()
-    assert processes.fetch(3, "other") == b"1"
 
 
 def test_wait_ends_at_the_deadline() -> None:
@@ -192,73 +159,6 @@ def test_program_is_shared_by_those_of_the_class_that_run_it() -> None:
 
 
 # --- in JAX; with real executables: tests/multiprocess/test_shared_executables.py ---
-
-
-@pytest.fixture
-def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes back what the functions put into JAX."""
-    replaced.put_back(monkeypatch)
-
-
-class _Shared(SharedPrograms):
-    """One of two processes that share all programs; its messages are noted."""
-
-    def __init__(self, process: int):
-        super().__init__((0, 1), process, Store(), 0.1)
-        self.told: list[bytes] = []
-
-    def _put(self, key: str, content: bytes) -> None:
-        self.told.append(content)
-
-
-def _compile(
-    monkeypatch: pytest.MonkeyPatch,
-    serialize: Callable[[Any], bytes],
-    compile: Callable[..., str] = lambda *args: "executable",
-    process: int = 0,
-) -> list[bytes]:
-    """Compiles a program of two processes, with a backend that serializes so; the messages."""
-    shared = _Shared(process)
-    module = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir("stablehlo")
-    monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
-    monkeypatch.setattr(compiler, "compile_or_get_cached", functools.partial(compile, shared))
-    shared.install(
-        shared_programs.Sharing("program", bool, lambda module: True, lambda: None, lambda: False)
-    )
-    devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
-    backend = types.SimpleNamespace(serialize_executable=serialize)
-    assert compiler.compile_or_get_cached(backend, module, devices, options) == "executable"  # type: ignore[call-arg]
-    return shared.told
-
-
-@pytest.mark.usefixtures("jax_as_it_was")
-def test_executable_of_the_cache_is_offered_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _compile(monkeypatch, str.encode) == [b"+executable"]
-    assert _compile(monkeypatch, str.encode, process=1) == []
-
-
-@pytest.mark.usefixtures("jax_as_it_was")
-def test_others_get_an_executable_before_the_cache_writes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def compile_and_write(shared: _Shared, *args: Any) -> str:
-        found = compiler.backend_compile_and_load(*args, None)
-        shared.told.append(b"written")
-        return found
-
-    assert _compile(monkeypatch, str.encode, compile_and_write) == [b"+executable", b"written"]
-
-
-@pytest.mark.usefixtures("jax_as_it_was")
-def test_program_runs_where_its_executable_cannot_be_serialized(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def serialize(executable: Any) -> bytes:
-        raise RuntimeError(f"{executable} has no serialization")
-
-    told = _compile(monkeypatch, serialize)
-    assert told == [b"-can't send it: executable has no serialization"]
 
 
 def _module_of(function: Callable[..., Any]) -> Any:

@@ -1,29 +1,24 @@
 """Findings of the doctor, and their words, for descriptions of machines."""
 
 import dataclasses
-import io
 import pathlib
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from jaxhet._doctor import findings, text
+from jaxhet._doctor import findings
 from jaxhet._doctor.collect import read_host
 from jaxhet._doctor.nics import read_nics
 from jaxhet._doctor.report import (
-    SCHEMA,
     Finding,
     Gpu,
     Host,
     Part,
     Plugin,
-    Report,
     Software,
     Vendor,
 )
 from jaxhet._doctor.second_look import SecondLook
-from jaxhet._job.proofs import PairProof, Proof, Qualification, Swap
 from tests.python.inspect.trees import LIMITS, Tree, chosen
 
 THERE = Part(True, "there")
@@ -167,55 +162,3 @@ def test_gpu_that_no_nic_reaches_is_said(tmp_path: pathlib.Path):
     found = _find(tmp_path, vendors=(vendor,), software=_with(PLUGIN))
     assert "no NIC can reach the memory of cuda:0" in _only(found, "warning")
     assert "it has no dma-buf; data goes through host memory" in found[0].text
-
-
-def test_proofs_are_a_line_for_each_size():
-    swaps = (Swap(1 << 20, 40, 95.3, 11.0),)
-    proofs = (
-        Proof("verbs", "proven", "", swaps),
-        Proof("socket", "proven", "", swaps),
-        Proof("process_vm", "refused", "the processes are on different hosts", ()),
-    )
-    pair = PairProof((0, 1), ("nv0", "amd0"), False, ("cuda", "rocm"), proofs)
-    out = io.StringIO()
-    shared = PairProof((0, 2), ("nv0", "nv0"), True, ("cuda", "cuda"), proofs[1:2])
-    found = Qualification(SCHEMA, True, {}, "2026-07-31 09:30 UTC", (shared, pair))
-    text.show_proofs(found, Console(file=out, width=120, highlight=False))
-    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    assert lines == [
-        "processes transport bytes p50 us GB/s each way",
-        "0: cuda of nv0, 2: cuda of nv0 socket 1048576 95 11",
-        "0: cuda of nv0, 1: rocm of amd0 verbs 1048576 95 11",
-        "0: cuda of nv0, 1: rocm of amd0 socket 1048576 95 11",
-        "0: cuda of nv0, 1: rocm of amd0: process_vm refused: the processes are on different hosts",
-        "ok: every pair has a proven transport",
-    ]
-
-
-def test_text_shows_everything_and_findings_last(tmp_path: pathlib.Path):
-    Tree(tmp_path).roce_host()
-    found = (Finding("error", "it is broken"), Finding("warning", "it is slow"))
-    report = Report(
-        SCHEMA,
-        False,
-        found,
-        SOFTWARE,
-        (CUDA, Vendor("hip", (), "no library", ())),
-        read_nics(tmp_path, chosen("mlx5_0", problem="it is slow")),
-        _host(tmp_path),
-    )
-    out = io.StringIO()
-    text.show(report, Console(file=out, width=120, highlight=False))
-    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    for line in (
-        "cuda:0 NVIDIA H200, 0000:18:00.0, driver 13.0; stream values, dma-buf, GPUDirect RDMA",
-        "hip off: no GPU on the PCI bus; no library",
-        "mlx5_0 usable",
-        "port 1 ACTIVE, RoCE, 400 Gb/sec (4X NDR), MTU 4096; off: it is slow",
-        "GID 5: RoCE v2, IPv4, on ens1f0",
-        "0 fe80::ba3f:d2ff:fe11:2233 IB/RoCE v1 ens1f0",
-        "CONFIG_PCI_P2PDMA unknown: no /boot/config, no /proc/config.gz",
-        "locked memory unlimited",
-    ):
-        assert line in lines
-    assert lines[-2:] == ["error: it is broken", "warning: it is slow"]

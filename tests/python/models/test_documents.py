@@ -14,7 +14,7 @@ from models.extras.options import Options
 from models.llama import Llama
 from models.pretrain import make_trainer
 from models.train import Trainer
-from tests.python.models.conftest import SCHEDULE, loss_and_gradients
+from tests.python.models.conftest import SCHEDULE
 
 END = 0
 LENGTHS = ((7, 1, 9), (9, 7, 1))  # lengths of the documents in two rows
@@ -71,29 +71,6 @@ def test_logits_of_packed_documents_are_those_of_each_alone(config, roundings, f
             alone = logits(params, tokens[row : row + 1, document])[0]
             np.testing.assert_allclose(together[row, document], alone, atol=atol, rtol=0)
             begin += length
-
-
-@pytest.mark.parametrize(
-    ("axes", "changes"),
-    [
-        pytest.param({"data": 2, "model": 2}, {"remat": "full"}, marks=pytest.mark.slow),
-        pytest.param({"stage": 2}, {"microbatches": 2}, marks=pytest.mark.slow),
-        pytest.param({"stage": 2, "data": 2}, {"microbatches": 1}, marks=pytest.mark.slow),
-        pytest.param({"fsdp": 4}, {}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_loss_and_gradients_are_the_same_on_any_mesh(axes, changes, make_mesh, fast_jit):
-    tokens = jnp.concatenate((packed(), packed()[::-1]))
-
-    def computed(mesh, **changes):
-        trainer = Trainer(kind("tiny", **changes), SCHEDULE, mesh)
-        loss, by = loss_and_gradients(trainer, tokens, fast_jit)
-        return loss, by["embed"]["embedding"]
-
-    expected, actual = computed(make_mesh(data=1)), computed(make_mesh(**axes), **changes)
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,9 @@ import json
 import sys
 from pathlib import Path
 
-import jax
-import pytest
-
 from benchmarks import mesh_sweep
-from benchmarks.mesh_report import Measured, Planned
-from models.configs import CONFIGS
+from benchmarks.mesh_report import Measured
 from models.extras.records import METRICS
-from models.train import Schedule, Trainer
-from tests.python.compiler.install_plugins import PLUGINS
 
 SWEEP = mesh_sweep.Sweep(
     config="tiny",
@@ -46,22 +40,3 @@ def test_run_is_summed_up_from_its_metrics(monkeypatch, tmp_path):
     sweep = dataclasses.replace(SWEEP, run_dir=tmp_path)
     assert isinstance(row := mesh_sweep.measure(sweep, "data=4"), Measured)
     assert row.seconds == 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("vendor", ["cpu", "cuda"])
-def test_mesh_is_planned(vendor, make_mesh, monkeypatch, tmp_path):
-    if vendor == "cuda" and not PLUGINS.exists():
-        pytest.skip(f"{PLUGINS} is missing: python tests/python/compiler/install_plugins.py")
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
-    sweep = dataclasses.replace(SWEEP, run_dir=tmp_path, plan=vendor)
-    row = mesh_sweep.measure(sweep, "data=4")
-    assert isinstance(row, Planned), row
-    assert row.is_exact
-    latency, bandwidth = sweep.latency_us * 1e-6, sweep.link_gb_per_s * 1e9
-    seconds = row.exchanges * latency + row.bytes_across / bandwidth
-    assert row.seconds == pytest.approx(seconds)
-    # A gradient is the same on both ranks of an island: each sends at least half of it.
-    trainer = Trainer(CONFIGS["tiny"], Schedule(1e-3, 1, 0.1, 1.0), make_mesh(data=4))
-    parameters = jax.tree.leaves(jax.eval_shape(lambda: trainer.init(0)).params)
-    assert row.bytes_across >= sum(x.size for x in parameters) * 4 / 2

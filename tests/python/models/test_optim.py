@@ -40,18 +40,6 @@ def test_arrays_of_programs_have_the_bits_of_the_reference(codec: str) -> None:
         assert same_bits(np.asarray(y), decoded(rows, codec).reshape(x.shape))
 
 
-@pytest.mark.parametrize(
-    ("codec", "most"), [("bf16", 1e-4), ("mxint8", 1e-4), ("mxfp8", 4e-3), ("mxint4", 4e-3)]
-)
-def test_rounding_leaves_the_size_of_gaussian_values(codec: str, most: float) -> None:
-    x = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
-    error = np.asarray(decode(encode(jnp.asarray(x), codec), codec, x.shape), np.float64) - x
-    shrinkage, mean = -np.vdot(x, error) / np.vdot(x, x), error.mean()
-    print(f"{codec}: shrinks by {shrinkage:.1e}, mean error {mean:.1e}")
-    assert abs(shrinkage) < most
-    assert abs(mean) < 3e-4
-
-
 def _gradients(step: int) -> dict[str, Any]:
     draw = np.random.default_rng(step)
     shapes = {"w": (2, 64, 6), "b": (2, 5)}
@@ -74,16 +62,6 @@ def test_error_feedback_loses_nothing_over_many_steps() -> None:
     assert not decoded(gradient["b"], "mxint4")[:, 1:].any()  # without feedback
     np.testing.assert_allclose(total[0], steps)
     np.testing.assert_allclose(total[1:], steps * small, atol=1 / 8)
-
-
-def test_error_feedback_sends_small_leaves_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optim, "LEAST_BYTES", 64 * 6 * 4)
-    tx: Any = optim.error_feedback(optax.scale(1.0), "island", "mxint4")
-    gradient = _gradients(5)
-    updates, state = jax.jit(tx.update)(gradient, jax.jit(tx.init)(PARAMS))
-    assert same_bits(np.asarray(updates["b"]), (gradient["b"][0] + gradient["b"][1]) / 2)
-    assert not np.asarray(state.residual["b"]).any()
-    assert np.asarray(state.residual["w"]).any()
 
 
 def test_error_feedback_tells_of_nan_once() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from models.attention import attend
 from models.configs import CONFIGS, Config
-from models.extras.accumulate import Accumulation
 from models.extras.ring import ring_attend
 from models.train import Trainer
 from tests.python.models.conftest import FAST_COMPILE, SCHEDULE, loss_and_gradients
@@ -114,23 +113,6 @@ def assert_close(found: Any, expected: Any) -> None:
 def test_loss_and_gradients_are_those_of_one_device(axes, change, alone, make_mesh, fast_jit):
     config = dataclasses.replace(ODD, **change)
     assert_close(of_ring(config, make_mesh(**axes), fast_jit), alone(config))
-
-
-@pytest.mark.slow
-def test_parts_of_a_batch_are_split_too(alone, make_mesh, fast_jit):
-    trainer = Trainer(ODD, SCHEDULE, make_mesh(data=2, sequence=2))
-    by = functools.partial(Accumulation(2, ("data",)).value_and_grad, trainer.loss)
-    assert_close(loss_and_gradients(trainer, TOKENS, fast_jit, by), alone(ODD))
-
-
-@pytest.mark.slow
-def test_bfloat16_model_is_that_of_one_device_to_its_rounding(alone, make_mesh, fast_jit):
-    config = dataclasses.replace(ODD, dtype="bfloat16", remat="full")
-    expected = alone(config)
-    found = of_ring(config, make_mesh(sequence=2), fast_jit)
-    assert float(found[0]) == pytest.approx(float(expected[0]), rel=1e-3)
-    distances = jax.tree.map(distance, found[1], expected[1])
-    assert max(jax.tree.leaves(distances)) < 0.05, distances
 
 
 @pytest.mark.parametrize(
