@@ -1,6 +1,5 @@
 """Facts of this machine for a report: GPUs, kernel, and all of them together."""
 
-import gzip
 import os
 import pathlib
 import re
@@ -11,8 +10,6 @@ from jaxhet._doctor.files import names, number, read
 from jaxhet._doctor.report import SCHEMA, Gpu, Host, Report, Vendor
 from jaxhet._vendors import BY_NAME
 
-# Without these two, some kernels lose what a NIC writes into an AMD GPU's memory.
-KERNEL_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
 _PCI = "sys/bus/pci/devices"
 _PCI_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)  # VGA, 3D, other display; processing accelerator
 ROOT = pathlib.Path("/")
@@ -22,7 +19,7 @@ def collect(root: pathlib.Path = ROOT) -> Report:
     """The report on this machine.
 
     Args:
-      root: Folder with the machine's /sys, /proc, /dev and /boot.
+      root: Folder with the machine's /sys, /proc and /dev.
 
     Raises:
       UsageError: an option in the environment is not valid.
@@ -80,26 +77,11 @@ def find_hardware(root: pathlib.Path, vendor: str) -> tuple[str, ...]:
 
 def read_host(root: pathlib.Path) -> Host:
     """The kernel of the machine whose files are below `root`."""
-    kernel = read(root, "proc/sys/kernel/osrelease")
     return Host(
-        kernel=kernel,
-        kernel_options=_kernel_options(root, kernel),
+        kernel=read(root, "proc/sys/kernel/osrelease"),
         memlock_bytes=_memlock(read(root, "proc/self/limits")),
         shm_bytes=_shm(root),
     )
-
-
-def _kernel_options(root: pathlib.Path, kernel: str) -> dict[str, str | None]:
-    """The values of KERNEL_OPTIONS; None where no file lists the kernel's options."""
-    text = read(root, f"boot/config-{kernel}")
-    if not text:
-        try:
-            packed = (root / "proc/config.gz").read_bytes()
-            text = gzip.decompress(packed).decode(errors="replace")
-        except (OSError, EOFError):
-            return dict.fromkeys(KERNEL_OPTIONS)
-    found = dict(re.findall(r"^(CONFIG_\w+)=(\S+)", text, re.MULTILINE))
-    return {name: found.get(name, "n") for name in KERNEL_OPTIONS}
 
 
 def _memlock(limits: str) -> int | None:

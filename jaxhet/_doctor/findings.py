@@ -28,7 +28,7 @@ def find(
             *_of_rdma(software, host),
             *(finding for nic in nics for finding in _of_nic(nic)),
             *(finding for nic in nics for finding in of_second_look(nic, second)),
-            *(finding for vendor in vendors for finding in _of_device_memory(vendor, host)),
+            *(finding for vendor in vendors for finding in _of_device_memory(vendor)),
         ]
     return tuple(sorted(dict.fromkeys(found), key=lambda f: f.level))  # "error" < "warning"
 
@@ -127,16 +127,10 @@ def _port_advice(port: Port) -> str:
     return "bring its network device up"
 
 
-def _of_device_memory(vendor: Vendor, host: Host) -> Iterator[Finding]:
-    if not vendor.gpus and not vendor.hardware:
-        return
-    missing = [name for name, value in host.kernel_options.items() if value == "n"]
-    through = "; data goes through host memory"
-    if vendor.name == "hip" and missing:
-        yield _warning(
-            f"this kernel has no {' and no '.join(missing)}, without which AMD GPUs have lost"
-            f" what a NIC wrote into their memory{through}"
-        )
+def _of_device_memory(vendor: Vendor) -> Iterator[Finding]:
     for gpu in vendor.gpus:
         if not gpu.dma_buf:
-            yield _warning(f"no NIC can reach the memory of {gpu.id}: it has no dma-buf{through}")
+            yield _warning(
+                f"no NIC can reach the memory of {gpu.id}: it has no dma-buf; data goes through"
+                " host memory"
+            )

@@ -7,7 +7,7 @@ None. `SCHEMA` changes when a field is removed or gets another meaning, not when
 import dataclasses
 from typing import Literal
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,14 +188,11 @@ class Host:
 
     Attributes:
       kernel: Release of the kernel.
-      kernel_options: Options that device memory needs to reach a NIC: "y", "m" or "n"; None: not
-        known, because no file lists them.
       memlock_bytes: Memory that this process may lock, which RDMA needs; None: any amount.
       shm_bytes: Size of /dev/shm, which NCCL and RCCL use inside an island; None: no such folder.
     """
 
     kernel: str
-    kernel_options: dict[str, str | None]
     memlock_bytes: int | None
     shm_bytes: int | None
 

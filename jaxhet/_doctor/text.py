@@ -109,8 +109,6 @@ def _of_nic(nic: Nic) -> Iterable[tuple[str, str]]:
 
 def _of_host(host: Host) -> Iterable[tuple[str, str]]:
     yield "release", host.kernel
-    for name, value in host.kernel_options.items():
-        yield name, "unknown: no /boot/config, no /proc/config.gz" if value is None else value
     yield "locked memory", "unlimited" if host.memlock_bytes is None else _size(host.memlock_bytes)
     yield "/dev/shm", "not there" if host.shm_bytes is None else _size(host.shm_bytes)
 

@@ -143,18 +143,6 @@ def test_port_that_is_left_out_is_no_finding(tmp_path: pathlib.Path):
     assert _find(tmp_path, nics=nics) == []
 
 
-def test_amd_kernel_without_p2pdma_is_said(tmp_path: pathlib.Path):
-    tree = Tree(tmp_path)
-    tree.roce_host()
-    tree.file("proc/sys/kernel/osrelease", "6.8.0")
-    tree.file("boot/config-6.8.0", "CONFIG_DMABUF_MOVE_NOTIFY=y")
-    amd = Vendor("hip", ("0000:0c:00.0",), "", ())
-    found = _only(_find(tmp_path, vendors=(amd,)), "warning")
-    assert found.startswith(
-        "this kernel has no CONFIG_PCI_P2PDMA, without which AMD GPUs have lost"
-    )
-
-
 def test_gpu_that_no_nic_reaches_is_said(tmp_path: pathlib.Path):
     Tree(tmp_path).roce_host()
     gpu = dataclasses.replace(GPU, dma_buf=False)

@@ -1,6 +1,5 @@
 """Kernel, limits and GPUs, on machines that are not here."""
 
-import gzip
 import pathlib
 
 import pytest
@@ -13,26 +12,7 @@ from tests.python.inspect.trees import LIMITS, Tree
 def test_empty_machine_is_all_unknown(tmp_path: pathlib.Path):
     host = read_host(tmp_path)
     assert host.kernel == ""
-    assert set(host.kernel_options.values()) == {None}
     assert (host.memlock_bytes, host.shm_bytes) == (None, None)
-
-
-def test_kernel_options_come_from_boot(tmp_path: pathlib.Path):
-    tree = Tree(tmp_path)
-    tree.file("proc/sys/kernel/osrelease", "6.8.0-45-generic")
-    tree.file(
-        "boot/config-6.8.0-45-generic",
-        "CONFIG_DMABUF_MOVE_NOTIFY=y\n# CONFIG_PCI_P2PDMA is not set\nCONFIG_X=y",
-    )
-    host = read_host(tmp_path)
-    assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "y", "CONFIG_PCI_P2PDMA": "n"}
-
-
-def test_kernel_options_come_from_proc_where_boot_has_none(tmp_path: pathlib.Path):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/config.gz").write_bytes(gzip.compress(b"CONFIG_PCI_P2PDMA=y\n"))
-    host = read_host(tmp_path)
-    assert host.kernel_options == {"CONFIG_DMABUF_MOVE_NOTIFY": "n", "CONFIG_PCI_P2PDMA": "y"}
 
 
 @pytest.mark.parametrize(("soft", "limit"), [("8388608", 8388608), ("unlimited", None)])
