@@ -124,8 +124,7 @@ def _is_of_multiprocessing() -> bool:
 def _is_alone() -> bool:
     """Whether the job has one process."""
     with contextlib.suppress(UsageError):
-        config, hints = _clusters.resolve()
-        return place.complete(config, hints).num_processes == 1
+        return place.complete(_clusters.resolve()).num_processes == 1
     return False
 
 

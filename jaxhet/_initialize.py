@@ -72,14 +72,14 @@ def initialize(
     launched = _config.resolve()
     if launched.launched:
         arguments = _distributed.without_address(launched, arguments)
-    config, hints = _clusters.resolve(arguments)
+    config = _clusters.resolve(arguments)
     _log.apply(config)
     if not config.process_id and not config.island_process_id:
         for line in config.of_nccl:
             _log.LOGGER.info("%s", line)
     _check_first_call(config)
     compat.require_supported_jax()
-    config = _place.complete(config, hints)
+    config = _place.complete(config)
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _session.used.set()

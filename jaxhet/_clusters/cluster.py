@@ -27,7 +27,6 @@ class Scheduler:
       name: Value of `cluster_detection_method` that selects this scheduler.
       title: Name of the scheduler in messages.
       variables: Environment variables that all its processes have.
-      how: Command that starts a program with these variables.
       find: Reads the variables of this process. Raises UsageError where they contradict each
         other.
     """
@@ -35,20 +34,11 @@ class Scheduler:
     name: str
     title: str
     variables: tuple[str, ...]
-    how: str
     find: Callable[[Environ], Found]
 
     def is_present(self, environ: Environ) -> bool:
         """Whether this process was started by the scheduler."""
         return all(environ.get(name) for name in self.variables)
-
-    def half(self, environ: Environ) -> str | None:
-        """A sentence for users if only some of the variables are set."""
-        unset = [name for name in self.variables if not environ.get(name)]
-        if not unset or len(unset) == len(self.variables):
-            return None
-        there = ", ".join(name for name in self.variables if name not in unset)
-        return f"{self.title}: {there} is set and {', '.join(unset)} is not; {self.how}"
 
 
 def number(environ: Environ, name: str) -> int:

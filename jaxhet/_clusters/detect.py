@@ -21,7 +21,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 
 
-def detect(environ: Environ, method: str | None = None) -> tuple[Found, tuple[str, ...]]:
+def detect(environ: Environ, method: str | None = None) -> Found:
     """Finds the first scheduler that started this process; pure.
 
     Args:
@@ -29,8 +29,7 @@ def detect(environ: Environ, method: str | None = None) -> tuple[Found, tuple[st
       method: A key of `METHODS`; None: any scheduler.
 
     Returns:
-      Options found in environment variables other than JAXHET_*, and sentences about schedulers
-      whose variables are incomplete, if no other one started this process.
+      Options found in environment variables other than JAXHET_*.
 
     Raises:
       UsageError: No such method, it is not the one that started this process, or variables
@@ -41,30 +40,26 @@ def detect(environ: Environ, method: str | None = None) -> tuple[Found, tuple[st
             f"cluster_detection_method={method!r} is not one of {', '.join(sorted(METHODS))}"
         )
     candidates = [s for s in SCHEDULERS if method is None or s.name in METHODS[method]]
-    hints = tuple(filter(None, (s.half(environ) for s in candidates)))
     own = jax_variables.find(environ)
     for scheduler in candidates:
         if scheduler.is_present(environ):
-            return {**scheduler.find(environ), **own}, ()
+            return {**scheduler.find(environ), **own}
     if candidates and method is not None:
         names = "; or ".join(f"{', '.join(s.variables)} ({s.title})" for s in candidates)
         raise UsageError(
             f"cluster_detection_method={method!r}: this process was not started that way;"
             f" it would have {names}"
         )
-    return own, hints
+    return own
 
 
 def resolve(
     arguments: Mapping[str, Any] | None = None, environ: Environ = os.environ
-) -> tuple[_config.Config, tuple[str, ...]]:
+) -> _config.Config:
     """Options by precedence: argument, JAXHET_*, JAX's own variables, the scheduler, default.
 
     A scheduler is asked only where JAXHET_* leave the job open; `jaxhet launch` leaves nothing but
     the partition, which JAX's own variable may say.
-
-    Returns:
-      The options, and sentences about schedulers whose variables are incomplete.
 
     Raises:
       UsageError: A value is not valid.
@@ -72,12 +67,12 @@ def resolve(
     config = _config.resolve(arguments, environ)
     if _says_all(config):
         own = jax_variables.find(environ)
-        return config.filled({k: v for k, v in own.items() if k == "partition_index"}), ()
-    found, hints = detect(environ, config.cluster_detection_method)
+        return config.filled({k: v for k, v in own.items() if k == "partition_index"})
+    found = detect(environ, config.cluster_detection_method)
     if "islands" in found and not config.given.isdisjoint(("island", "islands")):
         replaced = ("islands", "island", "island_process_id")
         found = {k: v for k, v in found.items() if k not in replaced}
-    return config.filled(found), hints
+    return config.filled(found)
 
 
 def _says_all(config: _config.Config) -> bool:

@@ -33,6 +33,5 @@ SCHEDULER = Scheduler(
     "jobset",
     "JobSet",
     (_SET, _JOB, _INDEX),
-    "give the pods both names by the downward API, and completionMode: Indexed",
     _find,
 )

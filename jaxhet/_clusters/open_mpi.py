@@ -77,6 +77,5 @@ SCHEDULER = Scheduler(
     "ompi",
     "Open MPI",
     (_RANK, _SIZE, _LOCAL_RANK),
-    "start the program with mpirun",
     _find,
 )

@@ -112,6 +112,5 @@ SCHEDULER = Scheduler(
     "slurm",
     "Slurm",
     (_JOB, _NODES, _SIZE, _RANK, _LOCAL_RANK),
-    "start the program with srun",
     _find,
 )

@@ -70,7 +70,7 @@ def qualify() -> tuple[int, Qualification]:
     jax.config.update("jax_platforms", "cpu")
     # This run ignores an older report.
     arguments: dict[str, Any] = {"qualification": "", "connect": "all"}
-    config, _ = _clusters.resolve(arguments)
+    config = _clusters.resolve(arguments)
     if config.num_processes == 1:
         raise UsageError("a job of one process has nothing to prove; start doctor on several hosts")
     if not config.island and config.process_id is not None:

@@ -1,7 +1,5 @@
 """The options that tell which process of which job this is, before it asks the coordinator."""
 
-from collections.abc import Iterable
-
 from jaxhet._config import Config
 from jaxhet._errors import UsageError
 from jaxhet._job import announced
@@ -9,12 +7,11 @@ from jaxhet._job import announced
 UNASSIGNED = -1  # a process id, or a number of processes, that the coordinator gives
 
 
-def complete(config: Config, hints: Iterable[str] = ()) -> Config:
+def complete(config: Config) -> Config:
     """Derives the process id and the number of processes where islands and sizes are known.
 
     Args:
       config: The options, as given and detected.
-      hints: Sentences about schedulers, for the error.
 
     Returns:
       The options; `process_id` is None where the coordinator gives it out, and so may be
@@ -23,7 +20,7 @@ def complete(config: Config, hints: Iterable[str] = ()) -> Config:
     Raises:
       UsageError: Something is missing, or contradicts the islands that were announced.
     """
-    _check_given(config, hints)
+    _check_given(config)
     _check_island(config)
     config = config.filled(_derived(config))
     process, count = config.process_id, config.num_processes
@@ -48,7 +45,7 @@ def name(config: Config) -> str:
     return f"process {config.island_process_id} of island {config.island!r}"
 
 
-def _check_given(config: Config, hints: Iterable[str]) -> None:
+def _check_given(config: Config) -> None:
     given = config.process_id is not None
     is_counted = config.num_processes is not None or bool(announced.sizes(config.islands))
     absent = {
@@ -58,11 +55,10 @@ def _check_given(config: Config, hints: Iterable[str]) -> None:
         "island": not given and bool(config.islands) and config.island is None,
     }
     if name := next((name for name, is_absent in absent.items() if is_absent), None):
-        how = (
+        raise UsageError(
             f"no {name}: pass it to jaxhet.initialize, set JAXHET_{name.upper()}, or start the"
             " program with `jaxhet launch`"
         )
-        raise UsageError("; ".join((how, *hints)))
 
 
 def _check_island(config: Config) -> None:

@@ -69,7 +69,7 @@ def test_detected_islands_of_steps_apart_are_the_components(
     steps = 'srun --het-group=0 "$@"\nsrun --het-group=1 "$@"\n'
     script.write_text(_DIRECTIVES + steps)
     show = (
-        "from jaxhet import _clusters; config, _ = _clusters.resolve();"
+        "from jaxhet import _clusters; config = _clusters.resolve();"
         " print('Slurm', config.process_id, config.num_processes, config.island,"
         " *config.islands)"
     )

@@ -177,7 +177,7 @@ _CASES = {
 @pytest.mark.parametrize("case", _CASES)
 def test_variables_of_a_scheduler_are_understood(case: str) -> None:
     environ, expected = _CASES[case]
-    assert _clusters.detect(environ)[0] == expected
+    assert _clusters.detect(environ) == expected
 
 
 def test_every_scheduler_is_in_the_table_of_cases() -> None:
@@ -194,7 +194,7 @@ def test_port_is_that_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name, raising=False)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        found, _ = _clusters.detect(environ)
+        found = _clusters.detect(environ)
         theirs = cluster.get_coordinator_address(None, None)
         assert found["coordinator_address"] == theirs
         assert found["process_id"] == cluster.get_process_id()
@@ -235,30 +235,9 @@ def test_variables_that_contradict_each_other_are_refused(
         _clusters.detect({**environ, **change})
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        (
-            {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2"},
-            "Slurm: SLURM_JOB_ID, SLURM_NTASKS is set and SLURM_STEP_NODELIST, SLURM_PROCID,"
-            " SLURM_LOCALID is not; start the program with srun",
-        ),
-        (
-            {"OMPI_COMM_WORLD_SIZE": "2"},
-            "Open MPI: OMPI_COMM_WORLD_SIZE is set and OMPI_COMM_WORLD_RANK,"
-            " OMPI_COMM_WORLD_LOCAL_RANK is not; start the program with mpirun",
-        ),
-    ],
-)
-def test_variables_that_are_set_by_half_are_a_hint(environ: Environ, words: str) -> None:
-    found, hints = _clusters.detect(environ)
-    assert found == {}
-    assert words in hints
-
-
 def test_arguments_then_jaxhet_then_jax_then_scheduler() -> None:
     environ = {**SLURM, "JAXHET_NUM_PROCESSES": "7", "JAX_COORDINATOR_ADDRESS": "nv0:9"}
-    config, _ = _clusters.resolve({"process_id": 6}, environ)
+    config = _clusters.resolve({"process_id": 6}, environ)
     assert (config.process_id, config.num_processes) == (6, 7)
     assert config.coordinator_address == "nv0:9"
     assert config.local_device_ids == (1,)
@@ -283,15 +262,15 @@ def test_launcher_inside_of_an_allocation_leaves_nothing_open_but_the_partition(
     given: Environ,
 ) -> None:
     environ = {**SLURM, **given}
-    config, _ = _clusters.resolve({}, environ)
+    config = _clusters.resolve({}, environ)
     assert config == _config.resolve({}, environ)
     of_jax = {"JAX_PARTITION_INDEX": "2", "JAX_LOCAL_DEVICE_IDS": "1"}
-    config, _ = _clusters.resolve({}, {**environ, **of_jax})
+    config = _clusters.resolve({}, {**environ, **of_jax})
     assert (config.local_device_ids, config.partition_index) == (None, 2)
 
 
 def test_islands_of_the_user_replace_those_of_the_scheduler() -> None:
-    config, _ = _clusters.resolve({}, {**SLURM_HET, "JAXHET_ISLAND": "amd"})
+    config = _clusters.resolve({}, {**SLURM_HET, "JAXHET_ISLAND": "amd"})
     assert (config.island, config.islands, config.process_id) == ("amd", (), 3)
 
 
@@ -305,7 +284,7 @@ def test_islands_of_the_user_replace_those_of_the_scheduler() -> None:
     ],
 )
 def test_method_chooses_the_scheduler(method: str, environ: Environ, address: str | None) -> None:
-    found, _ = _clusters.detect(environ, method)
+    found = _clusters.detect(environ, method)
     assert found.get("coordinator_address") == address
 
 

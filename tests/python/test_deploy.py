@@ -147,7 +147,7 @@ def test_pods_find_their_places_and_the_coordinator(monkeypatch: pytest.MonkeyPa
                 monkeypatch.delenv(variable)
         for variable, value in _environ(island, index).items():
             monkeypatch.setenv(variable, value)
-        config, _ = _clusters.resolve()
+        config = _clusters.resolve()
         assert (config.island, config.island_process_id) == (island, index)
         assert config.launched  # no process starts another coordinator
         assert config.coordinator_address == _ADDRESS

@@ -83,11 +83,6 @@ def test_wrong_place_is_refused(options: dict[str, Any], words: str) -> None:
         _complete(**options)
 
 
-def test_hints_are_part_of_the_error() -> None:
-    with pytest.raises(UsageError, match=r"no coordinator_address: .*; Slurm: start it with srun"):
-        _place.complete(_config.resolve({}, {}), ["Slurm: start it with srun"])
-
-
 @pytest.mark.parametrize(
     ("islands", "words"),
     [
