@@ -14,14 +14,10 @@ from jaxhet._net.addresses import listen
 
 
 def _read_owner(coordinator: Coordinator) -> None:
-    """Answers the owner's lines on stdin by `told`: {"process": i, "text": …} ended.
-
-    End of file: stop.
-    """
+    """Reads the owner's lines on stdin: {"process": i, "text": …} ended. End of file: stop."""
     for line in sys.stdin:
         event = json.loads(line)
         coordinator.announce_exit(event["process"], event["text"])
-        print("told", flush=True)
     coordinator.owner_is_gone()
 
 

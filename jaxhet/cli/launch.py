@@ -37,7 +37,6 @@ _HOST = "127.0.0.1"
 DEFAULT_GRACE_S = 15.0
 _TERM_TO_KILL_S = 5.0
 _STRAGGLER_S = 1.0  # from SIGTERM to SIGKILL for processes that an ended one left in its group
-_ANSWER_S = 5.0  # for a coordinator that is stopped
 _POLL_S = 0.05  # only while a group outlives its first process: no signal announces its end
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colours, by process
@@ -199,7 +198,6 @@ class _Job:
         self._passed_on: signal.Signals | None = None  # the first one
         self._first_failure: Process | None = None
         self._notes: list[str] = []
-        self._unanswered = 0  # lines to the coordinator that it has not answered yet
         self._start_s = time.monotonic()
         _handle_signals(self._selector, self._received, stack)
         self._held_port = stack.enter_context(hold_port(options.port, host))
@@ -234,8 +232,6 @@ class _Job:
         first = self._cause()
         if first is None:
             return 0
-        if coordinator := self._coordinator_code():
-            self._notes.append(f"coordinator: {ending(coordinator)}")
         lines = [
             f"jaxhet launch: failed first: {first.summary()}",
             *(f"  {p.summary()}" for p in self._processes if p is not first),
@@ -248,15 +244,6 @@ class _Job:
         if first.stopped_by and self._passed_on:  # it did not heed the signal
             return 128 + self._passed_on
         return code if code > 0 else 128 - code
-
-    def _coordinator_code(self) -> int | None:
-        """The coordinator's return code; None if it lives, as its answer to the last line says."""
-        stdout, deadline = self._coordinator.popen.stdout, time.monotonic() + _ANSWER_S
-        assert stdout is not None
-        while self._unanswered and not stdout.closed and time.monotonic() < deadline:
-            for key, _ in self._selector.select(_POLL_S):
-                key.data()
-        return self._coordinator.popen.wait() if stdout.closed else self._coordinator.poll()
 
     def _cause(self) -> Process | None:
         """The process that failed first, by its peers' errors. It may exit later than they do."""
@@ -289,7 +276,6 @@ class _Job:
         if word == "error":
             raise UsageError(text)
         self._held_port.close()  # it listens
-        self._unanswered -= word == "told"
 
     def _start(self, number: int, place: Place, command: list[str]) -> Process:
         """Starts a process, here or by ssh."""
@@ -391,7 +377,6 @@ class _Job:
     def _tell_coordinator(self, line: bytes) -> None:
         stdin = self._coordinator.popen.stdin
         assert stdin is not None
-        self._unanswered += 1
         with contextlib.suppress(BrokenPipeError):  # it ends by itself after the last goodbye
             write(stdin.fileno(), line)
 

@@ -366,26 +366,6 @@ def test_signal_is_passed_on_and_the_processes_decide(number: signal.Signals):
     assert popen.returncode == 0
 
 
-def test_death_of_the_coordinator_is_part_of_the_summary():
-    code = """
-    address = os.environ["JAXHET_COORDINATOR_ADDRESS"].encode()
-    def coordinators():
-        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().split(b"\\0")
-                if words[1:2] == [b"-m"] and address in words:
-                    yield int(path.parent.name)
-    import contextlib
-    while not (found := list(coordinators())):
-        time.sleep(0.01)
-    os.kill(found[0], signal.SIGKILL)
-    sys.exit("jaxhet.TransportError: the coordinator is gone")
-    """
-    result = _launch("--islands 1", code)
-    assert result.returncode == 1
-    assert "\n  coordinator: killed by SIGKILL" in result.stderr
-
-
 # Nothing is left behind.
 
 _FAMILY = '''
