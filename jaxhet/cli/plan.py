@@ -1,8 +1,6 @@
 """`jaxhet plan`: what a program exchanges, before there is a job."""
 
-import importlib
 import importlib.util
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -20,7 +18,7 @@ def plan(
         str,
         typer.Argument(
             metavar="FILE.py:FUNCTION",
-            help="function that returns the program, also as MODULE:FUNCTION",
+            help="function that returns the program",
         ),
     ],
     vendor: Annotated[
@@ -47,12 +45,11 @@ def plan(
 
 
 def _load(target: str) -> Callable[[], Any]:
-    """The function of `file.py:function` or `module:function`."""
+    """The function of `file.py:function`."""
     source, _, name = target.rpartition(":")
     if not source or not name:
-        raise UsageError(f"{target!r} names no function; give file.py:function or module:function")
-    module = _load_file(source) if source.endswith(".py") else _load_module(source)
-    function = getattr(module, name, None)
+        raise UsageError(f"{target!r} names no function; give file.py:function")
+    function = getattr(_load_file(source), name, None)
     if not callable(function):
         raise UsageError(f"{source} has no function {name!r}")
     return function
@@ -70,16 +67,6 @@ def _load_file(source: str) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _load_module(source: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(source)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{source}.".startswith(f"{error.name}."):
-            raise
-        raise UsageError(f"there is no module {source}; a file's name ends in .py") from None
 
 
 def _program(target: str, given: Any) -> tuple[Any, tuple[Any, ...]]:
