@@ -133,9 +133,6 @@ def check_replicas(
             differences.append(ReplicaDifference(names[i], islands, float(largest[number])))
             if sync:
                 values[i] = _as(values[i], firsts[number])
-    if (session := _session.current()) is not None:
-        session.replicas_checked += len(replicated)
-        session.replicas_differing += len(differences)
     report = ReplicaReport(
         jax.tree_util.tree_unflatten(structure, values), len(replicated), tuple(differences)
     )

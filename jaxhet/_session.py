@@ -104,8 +104,6 @@ class Session:
         self.is_pretended = is_pretended
         self.settings_differences = parts.settings_differences
         self.unlike: tuple[str, ...] | None = None  # result of `unlike_islands`
-        self.replicas_checked = 0  # arrays whose replicas were compared
-        self.replicas_differing = 0  # compared arrays whose replicas differed
         self.saves = Saves()
         self._observers: list[Observer] = []
         self._wait_for_devices = parts.wait_for_devices

@@ -53,16 +53,6 @@ class Metrics(Observer):
     def collect(self) -> Iterator[Any]:
         """All metrics with their present values. prometheus_client calls it at each scrape."""
         session = self._session
-        yield self._counter(
-            "jaxhet_replicas_checked",
-            "Arrays whose replicas were compared",
-            session.replicas_checked,
-        )
-        yield self._counter(
-            "jaxhet_replicas_differing",
-            "Arrays whose replicas differed",
-            session.replicas_differing,
-        )
         failed = self._families.GaugeMetricFamily(
             "jaxhet_failed", "1 after the job has failed", labels=_OWN
         )
