@@ -10,7 +10,6 @@ from jaxhet._jax import compat, compiler_settings
 from jaxhet._vendors import BY_PLATFORM
 from jaxhet.compiler import GPU_COMPILER_OPTIONS
 
-_ALLOCATORS = ("cuda_async", "platform")
 _ABORTS = "with an exchange in the program, XLA's compiler would abort the process"
 
 
@@ -61,7 +60,6 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> bool:
     compat.refuse_shared_programs()
     given = compiler_settings.xla_flags_text(environ)
     environ["XLA_FLAGS"] = complete(given)
-    _warn_of_allocator(environ)
     return not user_controls_tuning(compiler_settings.parse_flags(given))
 
 
@@ -140,13 +138,3 @@ def complete(text: str) -> str:
 
 def _flag(name: str, value: bool | int) -> str:
     return f"--{name}={str(value).lower()}"
-
-
-def _warn_of_allocator(environ: Mapping[str, str]) -> None:
-    allocator = environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower()
-    if allocator in _ALLOCATORS:
-        warnings.warn(
-            f"XLA_PYTHON_CLIENT_ALLOCATOR={allocator} gives memory that can't be registered once"
-            " and for all: exchanges will be slow; leave it unset",
-            stacklevel=2,
-        )

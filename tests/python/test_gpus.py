@@ -189,13 +189,6 @@ def test_programs_are_not_shared_where_the_user_controls_tuning() -> None:
     assert gpu_settings.prepare({})
 
 
-@pytest.mark.parametrize("allocator", ["cuda_async", "platform"])
-def test_allocator_that_makes_exchanges_slow_is_warned_of(allocator: str) -> None:
-    with pytest.warns(UserWarning, match=f"ALLOCATOR={allocator} gives memory that can't be"):
-        gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": allocator})
-    gpu_settings.prepare({"XLA_PYTHON_CLIENT_ALLOCATOR": "bfc"})
-
-
 _QUEUES = pytest.mark.parametrize(
     ("platform", "name", "number"),
     [("cuda", "CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("rocm", "GPU_MAX_HW_QUEUES", "16")],
