@@ -1,5 +1,6 @@
 """The command line: the commands, and the options of those that start programs."""
 
+import os
 import pathlib
 import sys
 from typing import Annotated, Any
@@ -138,6 +139,9 @@ for _command in (_coordinator.coordinator, _plan.plan, _doctor.doctor, _trace.tr
 
 def main() -> None:
     """Runs the command `jaxhet`. Errors of jaxhet are one line and exit code 2."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         _app()
     except JaxhetError as error:

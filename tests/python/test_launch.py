@@ -167,6 +167,19 @@ def test_disk_that_is_full_does_not_end_the_job(tmp_path: pathlib.Path):
     assert ended.stderr.splitlines().count(why) == 1, ended.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_job_of_a_launcher_whose_streams_are_closed(closed: str, tmp_path: pathlib.Path):
+    code = f"""
+        print("lost"); print("lost too", file=sys.stderr)
+        pathlib.Path({str(tmp_path)!r}, str(process)).touch()
+        sys.exit(3)
+    """
+    command = ["sh", "-c", f'"$@" {closed}', "sh", *_command("--islands 1", code)]
+    ended = subprocess.run(command, check=False, capture_output=True, timeout=_TIMEOUT_S)
+    assert ended.returncode == 3, ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
 def test_slow_reader_of_a_pipe_that_does_not_block_gets_everything():
     lines = 20_000  # more than a pipe holds
     ours, theirs = os.pipe()
