@@ -59,7 +59,7 @@ def start(tree: Any, axis: str, *, op: Op = "mean", name: str = "handle", wire: 
 
     Args:
       tree: a pytree of floats [n, ...], sharded over `axis` along the first dimension: entry i is
-        of position i of the axis.
+        of position i of the axis. Each leaf has elements.
       axis: an axis of the mesh of `jax.set_mesh`, of n positions.
       op: "mean" or "sum" over the positions.
       name: name of the exchange: letters, digits and underscores.
@@ -295,10 +295,10 @@ def axis_size(axis: str) -> int:
 
 
 def check_leading(tree: Any, size: int, axis: str) -> None:
-    """Checks that each leaf has the positions of an axis as its first dimension.
+    """Checks that each leaf has elements, and the positions of an axis as its first dimension.
 
     Raises:
-      UsageError: A leaf has another first dimension.
+      UsageError: A leaf has another first dimension, or no elements.
     """
     shapes = {jnp.shape(x) for x in jax.tree.leaves(tree)}
     if wrong := [shape for shape in shapes if shape[:1] != (size,)]:
@@ -306,6 +306,8 @@ def check_leading(tree: Any, size: int, axis: str) -> None:
             f"a leaf has the shape {wrong[0]}: each begins with {size}, the positions of the mesh"
             f" axis {axis!r}"
         )
+    if empty := [shape for shape in shapes if 0 in shape]:  # XLA would end by a segmentation fault
+        raise UsageError(f"a leaf has the shape {empty[0]}: leave out leaves without elements")
 
 
 # --- in a `jax.shard_map` over an axis ---

@@ -90,7 +90,7 @@ def error_feedback(
 
     Raises:
       UsageError: the codec is not known; or, in a call, the mesh does not have the axis, or a leaf
-        has another leading dimension.
+        has another leading dimension or no elements.
 
     Examples:
       >>> import jax.numpy as jnp, numpy as np, optax
@@ -163,6 +163,9 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
     continue in the middle between the outer parameters and their own (arXiv:2501.18512). A
     checkpoint may be saved meanwhile: the job that restores it repeats the exchange.
 
+    `optax.MultiSteps` drops the states of most of its steps: give it as `inner`. Around a `diloco`
+    with a delay it loses handles, so that the next start raises an error.
+
     Args:
       inner: optimizer of each position, such as `optax.adamw(3e-4)`. It sees one position only.
       outer: optimizer of the outer parameters; the paper has
@@ -183,7 +186,7 @@ def diloco(  # noqa: PLR0913 (the parameters of the method)
 
     Raises:
       UsageError: an argument is not valid; or, in a call, the mesh does not have the axis, or a
-        leaf has another leading dimension.
+        leaf has another leading dimension or no elements.
 
     Examples:
       >>> tx = optim.diloco(

@@ -187,3 +187,5 @@ def test_wrong_arguments_are_told() -> None:
     tx: Any = optim.diloco(SGD, SGD, "island", every=2)
     with pytest.raises(jaxhet.UsageError, match=r"a leaf has the shape \(5,\): each begins with 2"):
         tx.init({"b": np.ones(5, np.float32)})
+    with pytest.raises(jaxhet.UsageError, match=r"a leaf has the shape \(2, 0\): leave out"):
+        tx.init({"b": np.ones((2, 5), np.float32), "empty": np.ones((2, 0), np.float32)})
