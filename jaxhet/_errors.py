@@ -24,7 +24,7 @@ class PeerError(JaxhetError):
 
 
 class DeadlineError(JaxhetError):
-    """A peer that is alive did not take part in an exchange in time."""
+    """A connected peer did not take part in an exchange in time."""
 
 
 class TransportError(JaxhetError):

@@ -35,8 +35,8 @@ void ExpectText(const Error& error, ErrorCode code, int process, std::string_vie
 }
 
 constexpr std::string_view kLateEnd =
-    "The process answers, so its program went another way or is slower than the deadline; if the "
-    "latter, raise the deadline.";
+    "The process went another way in its program, is stopped, or is slower than the deadline; if "
+    "it is slower, raise the deadline.";
 
 TEST(MessagesTest, LatePeersAreDescribedByTheirFacts) {
   LatePeer peer{.name = Peer().rank_and_process,

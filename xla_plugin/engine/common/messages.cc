@@ -32,8 +32,8 @@ Error LateError(const RankFacts& own, std::span<const LatePeer> peers, int proce
   std::string text = WhereText(own);
   for (const LatePeer& peer : peers) text += LateText(peer);
   text +=
-      "The process answers, so its program went another way or is slower than the deadline; if "
-      "the latter, raise the deadline.";
+      "The process went another way in its program, is stopped, or is slower than the deadline; "
+      "if it is slower, raise the deadline.";
   return {ErrorCode::kDeadline, text, process};
 }
 
