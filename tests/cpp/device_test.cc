@@ -79,7 +79,6 @@ TEST(DeviceTest, GpusAreListed) {
     const std::vector<DeviceInfo> devices = VendorOf(name).list(kThisProgram);
     EXPECT_EQ(devices.size(), size_t{2});
     EXPECT_EQ(devices[1].ToString(), StrCat(name, ":1 (Fake GPU, 0000:01:00.0)"));
-    EXPECT_EQ(devices[1].uuid.substr(0, 4), "a1a1");
     EXPECT_EQ(devices[1].driver_version, 7000);
     EXPECT_TRUE(devices[1].stream_values && devices[1].dma_buf);
     EXPECT_EQ(devices[1].model, "Fake GPU (compute capability 1.1, 101 multiprocessors)");

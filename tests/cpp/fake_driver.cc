@@ -63,11 +63,6 @@ int GiveText(std::string_view function, char* to, int size, const char* text, in
   return Record(function, device);
 }
 
-int GiveUuid(std::string_view function, void* uuid, int device) {
-  std::memset(uuid, 0xa0 + device, 16);
-  return Record(function, device);
-}
-
 int GiveRange(std::string_view function, void** base, size_t* num_bytes, void* address) {
   *base = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) & ~uintptr_t{0xFFF});
   *num_bytes = 0x2000;
@@ -130,9 +125,6 @@ ENTRY int cuDeviceGetName(char* name, int size, int device) {
 }
 ENTRY int cuDeviceGetPCIBusId(char* id, int size, int device) {
   return GiveText("cuDeviceGetPCIBusId", id, size, "0000:01:00.0", device);
-}
-ENTRY int cuDeviceGetUuid_v2(void* uuid, int device) {
-  return GiveUuid("cuDeviceGetUuid_v2", uuid, device);
 }
 ENTRY int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const bool is_count = attribute == jaxhet::CudaApi::kMultiprocessors;
@@ -226,9 +218,6 @@ ENTRY int hipDeviceGetName(char* name, int size, int device) {
 }
 ENTRY int hipDeviceGetPCIBusId(char* id, int size, int device) {
   return GiveText("hipDeviceGetPCIBusId", id, size, "0000:01:00.0", device);
-}
-ENTRY int hipDeviceGetUuid(void* uuid, int device) {
-  return GiveUuid("hipDeviceGetUuid", uuid, device);
 }
 ENTRY int hipDeviceGetAttribute(int* value, int attribute, int device) {
   const bool is_count = attribute == jaxhet::HipApi::kMultiprocessors;

@@ -81,7 +81,6 @@ DeviceInfo HostInfo() {
           .ordinal = 0,
           .name = "this host's memory",
           .pci_bus_id = {},
-          .uuid = std::string(32, '0'),
           .driver_version = 0,
           .stream_values = true,
           .dma_buf = true,

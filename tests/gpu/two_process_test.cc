@@ -80,8 +80,7 @@ void TestIpc(const Setup& setup) {
   SecondProcess second(setup);
   Page* const page = MapPage();
   const auto device = setup.Open();
-  std::printf("  first:  %s uuid %s\n", device->info().ToString().c_str(),
-              device->info().uuid.c_str());
+  std::printf("  first:  %s\n", device->info().ToString().c_str());
   const Registration registration = device->Register(std::span(Bytes(page), kPageBytes));
   const Stream stream = device->CreateStream(StreamPriority::kNormal);
   const DeviceMemory memory = device->Allocate(kIpcBytes);
@@ -100,8 +99,7 @@ void TestIpc(const Setup& setup) {
 void PeerOfIpc(const Setup& setup) {
   Page* const page = MapPage();
   const auto device = setup.Open();
-  std::printf("  second: %s uuid %s\n", device->info().ToString().c_str(),
-              device->info().uuid.c_str());
+  std::printf("  second: %s\n", device->info().ToString().c_str());
   const Registration registration = device->Register(std::span(Bytes(page), kPageBytes));
   const Stream stream = device->CreateStream(StreamPriority::kNormal);
   const PinnedMemory host = device->AllocatePinned(kIpcBytes);

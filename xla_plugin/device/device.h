@@ -30,7 +30,6 @@ struct DeviceInfo {
   int ordinal;  // the vendor's number in this process
   std::string name;
   std::string pci_bus_id;
-  std::string uuid;      // 32 hexadecimal digits
   int driver_version;    // in the vendor's form: 13000, 70051831
   bool stream_values;    // WriteValue() and WaitValue() work
   bool dma_buf;          // ExportDmaBuf() works; false also if the driver is too old to say so

@@ -56,12 +56,10 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
   int device = 0;
   std::array<char, 256> name{};
   std::array<char, 32> pci_bus_id{};
-  std::array<unsigned char, 16> uuid{};
   CallOn(api, where, api.device_get, &device, ordinal);
   CallOn(api, where, api.device_get_name, name.data(), static_cast<int>(name.size()), device);
   CallOn(api, where, api.device_get_pci_bus_id, pci_bus_id.data(),
          static_cast<int>(pci_bus_id.size()), device);
-  CallOn(api, where, api.device_get_uuid, uuid.data(), device);
   const auto value_of = [&](int attribute) {  // a driver that is older than the attribute: 0
     int value = 0;
     const int result = Try(api, api.device_get_attribute, &value, attribute, device);
@@ -71,7 +69,6 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
                   .ordinal = ordinal,
                   .name = name.data(),
                   .pci_bus_id = pci_bus_id.data(),
-                  .uuid = {},
                   .driver_version = 0,
                   .stream_values = value_of(Api::kStreamValues) != 0,
                   .dma_buf = value_of(Api::kDmaBufSupported) != 0,
@@ -79,10 +76,6 @@ DeviceInfo ReadInfo(const Api& api, int ordinal) {
   info.model = StrCat(info.name, " (compute capability ", value_of(Api::kCapabilityMajor), ".",
                       value_of(Api::kCapabilityMinor), ", ", value_of(Api::kMultiprocessors),
                       " multiprocessors)");
-  for (const unsigned char byte : uuid) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    info.uuid += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
   CallOn(api, where, api.get_version, &info.driver_version);
   return info;
 }

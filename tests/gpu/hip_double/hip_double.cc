@@ -174,11 +174,6 @@ ENTRY(device_get_pci_bus_id, int, hipDeviceGetPCIBusId, char* id, int size, int 
   return Return(Cuda().device_get_pci_bus_id(id, size, device));
 }
 
-ENTRY(device_get_uuid, int, hipDeviceGetUuid, void* uuid, int device) {
-  COUNT(hipDeviceGetUuid);
-  return Return(Cuda().device_get_uuid(uuid, device));
-}
-
 ENTRY(device_get_attribute, int, hipDeviceGetAttribute, int* value, int attribute, int device) {
   COUNT(hipDeviceGetAttribute);
   int cuda_attribute = 0;

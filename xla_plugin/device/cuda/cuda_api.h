@@ -56,7 +56,6 @@ struct CudaApi {
   Function<int(int*, int)> device_get{library, "cuDeviceGet"};
   Function<int(char*, int, int)> device_get_name{library, "cuDeviceGetName"};
   Function<int(char*, int, int)> device_get_pci_bus_id{library, "cuDeviceGetPCIBusId"};
-  Function<int(void*, int)> device_get_uuid{library, "cuDeviceGetUuid_v2"};
   Function<int(int*, int, int)> device_get_attribute{library, "cuDeviceGetAttribute"};
 
   Function<int(Context*, int)> primary_retain{library, "cuDevicePrimaryCtxRetain"};

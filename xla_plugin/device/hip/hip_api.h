@@ -52,7 +52,6 @@ struct HipApi {
   Function<int(int*, int)> device_get{library, "hipDeviceGet"};
   Function<int(char*, int, int)> device_get_name{library, "hipDeviceGetName"};
   Function<int(char*, int, int)> device_get_pci_bus_id{library, "hipDeviceGetPCIBusId"};
-  Function<int(void*, int)> device_get_uuid{library, "hipDeviceGetUuid"};
   Function<int(int*, int, int)> device_get_attribute{library, "hipDeviceGetAttribute"};
   Function<int(int*)> get_device{library, "hipGetDevice"};
   Function<int(int)> set_device{library, "hipSetDevice"};
