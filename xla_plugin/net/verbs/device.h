@@ -37,8 +37,7 @@ struct GidEntry {
   int index = 0;
   ibv::Gid gid;
   GidType type = GidType::kInfiniband;
-  std::string netdev;         // empty: none, or one of another network namespace
-  bool netdev_is_up = false;  // true also if the kernel does not say
+  std::string netdev;  // empty: none, or one of another network namespace
 };
 
 // One port of an RDMA NIC; `problem` says why it can't be used.
@@ -47,8 +46,7 @@ struct NicInfo {
   int port = 0;
   std::string name;  // "mlx5_0:1"
   bool is_infiniband = false;
-  double gbps = 0;  // 0: unknown
-  int mtu = 0;      // active, ibv_mtu
+  int mtu = 0;  // active, ibv_mtu
   uint16_t lid = 0;
   GidEntry gid;        // RoCE: the entry that is used
   std::string reason;  // RoCE: why this GID; InfiniBand: how it is addressed; empty: unknown

@@ -14,19 +14,12 @@
 #include <tuple>
 #include <utility>
 
-#include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
 
 namespace jaxhet::verbs {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string_view StateName(int state) {
-  constexpr std::array<std::string_view, 6> kNames = {"unknown", "down",   "initializing",
-                                                      "armed",   "active", "deferred"};
-  return kNames.at(static_cast<size_t>(std::clamp(state, 0, 5)));
-}
 
 std::vector<GidEntry> GidTable(const Context& context, int port, int num_entries) {
   const VerbsApi& api = context.api();
@@ -41,8 +34,7 @@ std::vector<GidEntry> GidTable(const Context& context, int port, int num_entries
     table.push_back({.index = index,
                      .gid = entry.gid,
                      .type = static_cast<GidType>(entry.gid_type),
-                     .netdev = netdev.data(),
-                     .netdev_is_up = NetdevIsUp(netdev.data())});
+                     .netdev = netdev.data()});
   }
   return table;
 }
@@ -55,11 +47,10 @@ NicInfo Describe(const Context& context, int port, const Options& options) {
   try {
     const ibv::PortAttr attr = context.QueryPort(port);
     info.is_infiniband = attr.link_layer != ibv::kLinkLayerEthernet;
-    info.gbps = PortGbps(context.folder(), port);
     info.mtu = attr.active_mtu;
     info.lid = attr.lid;
     if (attr.state != ibv::kPortActive) {
-      info.problem = StrCat("the port is ", StateName(attr.state), "; check cable and switch");
+      info.problem = "the port is not active; check cable and switch";
     } else if (!info.is_infiniband) {
       const auto wanted = static_cast<int>(options.gid_index);
       info.gid = ChooseGid(GidTable(context, port, attr.gid_tbl_len), wanted);
@@ -149,7 +140,6 @@ std::string_view NameOf(GidType type) {
 const char* Problem(const GidEntry& entry) {
   if (entry.type != GidType::kRoceV2) return "not routed";
   if (entry.netdev.empty()) return "no netdev here";
-  if (!entry.netdev_is_up) return "netdev is down";
   if (IsLinkLocal(entry.gid)) return "link-local";
   return nullptr;
 }
@@ -236,24 +226,11 @@ int Nearness(std::string_view sysfs, std::string_view pci_a, std::string_view pc
   return 2 * static_cast<int>(num_shared) + (NumaNode(folder_a) == NumaNode(folder_b) ? 1 : 0);
 }
 
-double PortGbps(const std::string& folder, int port) {
-  double gbps = 0;
-  std::ifstream(StrCat(folder, "/ports/", port, "/rate")) >> gbps;  // "400 Gb/sec (4X NDR)"
-  return gbps;
-}
-
 void Select(std::span<OpenNic> nics, std::string_view devices) {
-  double fastest = 0;
   for (auto& [info, context] : nics) {
-    if (!info.problem.empty()) continue;
-    if (!IsWanted(devices, info)) info.problem = "not in JAXHET_VERBS_DEVICES";
-    if (info.problem.empty()) fastest = std::max(fastest, info.gbps);
-  }
-  // A NIC for management beside the fast ones would hold them up.
-  for (auto& [info, context] : nics) {
-    if (!info.problem.empty() || !devices.empty() || info.gbps * 2 >= fastest) continue;
-    info.problem = StrCat(info.gbps, " Gbit/s are far below the fastest NIC's ", fastest,
-                          "; name it in JAXHET_VERBS_DEVICES to use it");
+    if (info.problem.empty() && !IsWanted(devices, info)) {
+      info.problem = "not in JAXHET_VERBS_DEVICES";
+    }
   }
 }
 
@@ -330,13 +307,6 @@ std::string ReasonFor(const GidEntry& chosen, int wanted) {
   return StrCat(wanted >= 0 ? "JAXHET_VERBS_GID_INDEX: " : "", NameOf(chosen.type), ", ",
                 IsIpv4(chosen.gid) ? "IPv4" : "IPv6", chosen.netdev.empty() ? "" : ", on ",
                 chosen.netdev, problem == nullptr ? "" : "; ", problem == nullptr ? "" : problem);
-}
-
-bool NetdevIsUp(const std::string& netdev, const std::string& folder) {
-  std::ifstream file(std::filesystem::path(folder) / netdev / "operstate");
-  std::string state;
-  std::getline(file, state);
-  return state == "up" || state == "unknown";  // drivers without carrier detection: unknown
 }
 
 }  // namespace jaxhet::verbs

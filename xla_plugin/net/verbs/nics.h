@@ -21,15 +21,13 @@ namespace jaxhet::verbs {
 std::string ToString(const ibv::Gid& gid);
 bool IsIpv4(const ibv::Gid& gid);
 
-// The GID that a RoCE port is to use: RoCE v2, of a netdev that is up, IPv4 before global IPv6, the
-// lowest index of those. `wanted` is an index that overrides this, or -1. Throws TransportError,
+// The GID that a RoCE port is to use: RoCE v2, of a netdev, IPv4 before global IPv6, the lowest
+// index of those. `wanted` is an index that overrides this, or -1. Throws TransportError,
 // which lists the table, if no GID fits or the wanted entry is empty.
 GidEntry ChooseGid(std::span<const GidEntry> table, int wanted);
 
 // Why ChooseGid() has chosen `chosen`.
 std::string ReasonFor(const GidEntry& chosen, int wanted);
-
-bool NetdevIsUp(const std::string& netdev, const std::string& folder = "/sys/class/net");
 
 // Longest chunk of a connection. Soft-RoCE sends no longer messages; other NICs do.
 inline constexpr size_t kMostMessageBytes = size_t{8} << 20;
@@ -95,11 +93,7 @@ std::string PciAddressOf(const std::string& device_folder);
 // of sysfs, and then on one NUMA node. A device that sysfs does not know shares none.
 int Nearness(std::string_view sysfs, std::string_view pci_a, std::string_view pci_b);
 
-// Rate of a port in Gbit/s as the kernel states it; 0 if it does not. `folder`: the device's in
-// sysfs.
-double PortGbps(const std::string& folder, int port);
-
-// Marks what the options leave out, and ports that are much slower than the fastest.
+// Marks what the options leave out.
 void Select(std::span<OpenNic> nics, std::string_view devices);
 
 }  // namespace jaxhet::verbs
