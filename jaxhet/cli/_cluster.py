@@ -140,7 +140,7 @@ def _check(path: pathlib.Path, cluster: Cluster) -> None:
                 f"{path}: {name!r} is not a name without blanks that does not begin with -"
             )
     for i, host in enumerate(cluster.hosts):
-        where = f"{path}: hosts[{i}]"
+        where = f"{path}: entry {i} of hosts"
         if min(host.processes, 1 if host.devices is None else host.devices) < 1:
             raise UsageError(f"{where} has a number of processes or devices below 1")
         if host.host is None and host.python != Host.python:

@@ -226,7 +226,7 @@ _GOOD = "coordinator: 127.0.0.1\nhosts: [{island: a}]\n"
         ),
         (
             _GOOD.replace("a}", "a, devices: 0}"),
-            r"hosts\[0\] has a number of processes or devices below 1",
+            r"entry 0 of hosts has a number of processes or devices below 1",
         ),
         (_GOOD.replace("a}", "a, host: -oProxyCommand=x}"), "does not begin with -"),
         (
