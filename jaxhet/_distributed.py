@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxhet import _clusters, _config, _log
@@ -40,10 +40,9 @@ _OPTIONS = {
 _NUMBERS = ("num_processes", "process_id")
 _IDENTITY = ("coordinator_address", *_NUMBERS, "local_device_ids")
 # A job always has TLS, with certificates of its own.
-_ALWAYS_MET = (
-    *("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix"),
-    "verify_secure_credentials",
-)
+_MTLS = ("mtls_cert_file", "mtls_key_file", "mtls_ca_file", "mtls_peer_uri_prefix")
+MTLS_VARIABLES = tuple(f"JAX_{name.upper()}" for name in _MTLS)
+_ALWAYS_MET = (*_MTLS, "verify_secure_credentials")
 _MARK = "_jaxhet_is_in_place"
 
 
@@ -158,6 +157,7 @@ def _initialize(
         return
     options = without_address(config, _options(given))
     _log.apply(config)
+    warn_of_certificates(given, _MTLS)
     join(**options)
 
 
@@ -185,6 +185,16 @@ def _is_job(config: _config.Config) -> bool:
         *("coordinator_address", "coordinator_bind_address"),
     )
     return any(getattr(config, name) for name in marks)
+
+
+def warn_of_certificates(given: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Warns of the user's certificates for JAX's coordination service, which a job does not use."""
+    if found := [name for name in names if given.get(name)]:
+        _log.LOGGER.warning(
+            "%s: a job of jaxhet makes certificates of its own for JAX's coordination service, and"
+            " does not use these",
+            ", ".join(found),
+        )
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def initialize(
             _log.LOGGER.info("%s", line)
     _check_first_call(config)
     compat.require_supported_jax()
+    _distributed.warn_of_certificates(os.environ, _distributed.MTLS_VARIABLES)
     config = _place.complete(config)
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it

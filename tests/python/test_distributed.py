@@ -148,12 +148,13 @@ def test_launchers_address_and_gpus_win_with_one_line(
     ]
 
 
-def test_certificates_of_the_user_are_not_used(
-    calls: Calls, monkeypatch: pytest.MonkeyPatch
+def test_certificates_of_the_user_are_not_used_and_a_warning_says_so(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _set(monkeypatch, JAXHET_AUTO="1", **_SECRET)
     calls.module.initialize(mtls_ca_file="ca.pem")
     assert calls.jaxhet == [{}]
+    assert "mtls_ca_file: a job of jaxhet makes certificates of its own" in capsys.readouterr().err
 
 
 def test_functions_are_replaced_once(calls: Calls) -> None:
