@@ -44,12 +44,6 @@ class Checks:
         f = jax.jit(lambda h: jax.device_put(h, DEVICE).sum(0), out_shardings=self.whole)
         self.same(f(self.host), self.rows.sum(0), self.whole)
 
-    def result(self) -> None:
-        total = jax.jit(lambda x: x.sum(0), out_shardings=self.whole_host)(self.x)
-        self.same(total, self.rows.sum(0), self.whole_host)
-        again = jax.jit(lambda x, h: jax.device_put(h, self.whole) + x.sum(0))(self.x, total)
-        self.same(again, 2 * self.rows.sum(0), again.sharding)
-
     def results(self) -> None:
         shardings = self.whole_host, self.whole, self.split_host
         f = jax.jit(lambda x: (x.sum(0), x.max(0), 2 * x), out_shardings=shardings)
@@ -83,10 +77,6 @@ class Checks:
             (self.rows + self.rows.sum(0)) * self.rows.max(),
             self.split,
         )
-
-    def without_exchange(self) -> None:
-        f = jax.jit(lambda h: jax.device_put(h, DEVICE) * 2, out_shardings=self.split_host)
-        self.same(f(self.host), 2 * self.rows, self.split_host)
 
     def optimizer_step(self) -> None:
         """Steps with the moments in host memory have the bits of steps without."""
@@ -149,10 +139,6 @@ class Checks:
         total, double = compiled(jax.device_put(self.x, of_argument))
         self.same(total, self.rows.sum(0), self.whole)
         self.same(double, 2 * self.rows, self.split)
-
-    def gathered_into_host_memory(self) -> None:
-        f = jax.jit(lambda x: 2 * x, out_shardings=self.whole_host)
-        self.same(f(self.x), 2 * self.rows, self.whole_host)
 
 
 def main() -> None:

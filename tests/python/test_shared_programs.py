@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import compiler
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxhet._gpu import gpu_settings
 from jaxhet._jax import shared_programs
 from jaxhet._jax.shared_programs import NotSharedError, SharedPrograms
+from tests.support import replaced
 from tests.support.store import Store
 
 _MEMBERS = (2, 3, 5)
@@ -159,6 +161,60 @@ def test_program_is_shared_by_those_of_the_class_that_run_it() -> None:
 
 
 # --- in JAX; with real executables: tests/multiprocess/test_shared_executables.py ---
+
+
+@pytest.fixture
+def jax_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes back what the functions put into JAX."""
+    replaced.put_back(monkeypatch)
+
+
+class _Shared(SharedPrograms):
+    """One of two processes that share all programs; its messages are noted."""
+
+    def __init__(self, process: int):
+        super().__init__((0, 1), process, Store(), 0.1)
+        self.told: list[bytes] = []
+
+    def _put(self, key: str, content: bytes) -> None:
+        self.told.append(content)
+
+
+def _compile(
+    monkeypatch: pytest.MonkeyPatch,
+    serialize: Callable[[Any], bytes],
+    process: int = 0,
+) -> list[bytes]:
+    """Compiles a program of two processes, with a backend that serializes so; the messages."""
+    shared = _Shared(process)
+    module = jax.jit(jnp.sin).lower(jnp.ones(3)).compiler_ir("stablehlo")
+    monkeypatch.setattr(compiler, "backend_compile_and_load", lambda *args: "executable")
+    monkeypatch.setattr(compiler, "compile_or_get_cached", lambda *args: "executable")
+    shared.install(
+        shared_programs.Sharing("program", bool, lambda module: True, lambda: None, lambda: False)
+    )
+    devices = np.array([types.SimpleNamespace(id=i, process_index=i) for i in range(2)])
+    options = compiler.get_compile_options(num_replicas=1, num_partitions=2)
+    backend = types.SimpleNamespace(serialize_executable=serialize)
+    assert compiler.compile_or_get_cached(backend, module, devices, options) == "executable"  # type: ignore[call-arg]
+    return shared.told
+
+
+@pytest.mark.usefixtures("jax_as_it_was")
+def test_executable_of_the_cache_is_offered_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _compile(monkeypatch, str.encode) == [b"+executable"]
+    assert _compile(monkeypatch, str.encode, process=1) == []
+
+
+@pytest.mark.usefixtures("jax_as_it_was")
+def test_program_runs_where_its_executable_cannot_be_serialized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def serialize(executable: Any) -> bytes:
+        raise RuntimeError(f"{executable} has no serialization")
+
+    told = _compile(monkeypatch, serialize)
+    assert told == [b"-can't send it: executable has no serialization"]
 
 
 def _module_of(function: Callable[..., Any]) -> Any:

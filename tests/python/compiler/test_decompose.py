@@ -7,30 +7,10 @@ import pytest
 
 from jaxhet.compiler import Options, bridge, decompose, hlo
 from tests.python.compiler import hlo_text
-from tests.python.compiler.hlo_text import SUM, all_reduce, check, decomposed, opcodes
+from tests.python.compiler.hlo_text import SUM, all_reduce, check, decomposed
 
-_ONE = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p")
 _TWO_ISLANDS = hlo_text.job(0, 1)
 _FOUR = hlo_text.job(0, 0, 1, 1)
-_TWO_BY_TWO = hlo_text.job(0, 0, 1, 1, platform="cuda")
-
-
-def test_variadic_all_reduce_is_one_exchange():
-    text = decomposed("""
-      p = f32[4] parameter(0)
-      q = s32[3] parameter(1)
-      ROOT r = (f32[4], s32[3]) all-reduce(p, q), channel_id=1, replica_groups={{0,1}},
-        use_global_device_ids=true, to_apply=sum
-    """)
-    assert opcodes(text).count("custom-call") == 1
-    assert "all_gather all-reduce sum flat of 2 f32[4],s32[3] {{0,1}}" in text
-
-
-def test_unequal_islands_stay_flat_and_the_plan_says_why():
-    body = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2}}")
-    text = decomposed(body, hlo_text.job(0, 0, 1), Options(algorithm="hierarchical"))
-    assert "all_gather all-reduce sum flat f32[4] {{0,1,2}}" in text
-    assert "islands have different numbers of members: 2+1" in text
 
 
 _UNEQUAL = "p = f32[4] parameter(0)\nROOT " + all_reduce("r", "p", "{{0,1,2},{3}}")
@@ -46,34 +26,6 @@ def test_groups_of_unequal_size_are_one_exchange(algorithm: Literal["flat", "hie
     assert re.search(r"f32\[12\]\{0\} custom-call", text)
     assert ("groups have different members per island: 1, 2+1" in text) == (
         algorithm == "hierarchical"
-    )
-
-
-@pytest.mark.parametrize("element_type", ["s4", "u2", "f4e2m1fn"])
-def test_types_below_a_byte_travel_as_bytes(element_type: str):
-    before = SUM.replace("f32", element_type)
-    shape = f"{element_type}[3]"
-    text = decomposed(
-        f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
-    )
-    assert re.search(r"all_gather all-reduce sum flat (s8|u8|f8e4m3fn)\[3\] ", text)
-
-
-@pytest.mark.parametrize("element_type", ["bf16", "f16", "f8e5m2"])
-def test_small_floats_are_summed_in_f32_and_rounded_once(element_type: str):
-    before = SUM.replace("f32", element_type)
-    shape = f"{element_type}[3]"
-    text = decomposed(
-        f"p = {shape} parameter(0)\nROOT " + all_reduce("r", "p", shape=shape), before=before
-    )
-    check(
-        text,
-        f"""
-        CHECK: f32[3]{{0}} add(
-        CHECK-NOT: add(
-        CHECK: {element_type}[3]{{0}} convert(
-        CHECK-NOT: {element_type}[3]{{0}} convert(
-        """,
     )
 
 

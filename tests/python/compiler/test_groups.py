@@ -1,8 +1,5 @@
 """Replica groups in all forms, and how islands divide them."""
 
-import itertools
-
-import numpy as np
 import pytest
 
 from jaxhet._errors import UsageError
@@ -30,13 +27,6 @@ def test_iota_groups_transposed():
 )
 def test_mesh_groups_of_axes_and_sub_axes(refs: list[AxisRef], expected: groups.Groups):
     assert groups.mesh_groups([2, 4], [], refs) == expected
-
-
-def test_mesh_groups_two_sub_axes_of_one_axis():
-    refs = [AxisRef(0, 4, 2), AxisRef(0, 1, 2)]
-    ids = np.arange(8).reshape(2, 2, 2)
-    expected = tuple(tuple(ids[:, middle].T.ravel().tolist()) for middle in (0, 1))
-    assert groups.mesh_groups([8], [], refs) == expected
 
 
 def test_mesh_groups_with_device_order():
@@ -102,13 +92,6 @@ def test_split_keeps_group_order_within_islands_and_orders_islands():
     )
 
 
-def test_split_of_permuted_ranks():
-    split = groups.split(((0, 1), (2, 3)), [0, 2, 1, 3], [0, 0, 1, 1])
-    assert split == groups.Split(
-        local=((0,), (1,), (2,), (3,)), rails=((0, 1), (2, 3)), places=((0, 0), (1, 0))
-    )
-
-
 @pytest.mark.parametrize("islands", [(0, 0, 0, 1), (0, 1, 2, 2)])
 def test_split_of_unequal_islands_says_why_not(islands):
     reason = groups.split(((0, 1, 2, 3),), range(4), islands)
@@ -119,14 +102,6 @@ def test_split_of_unequal_islands_says_why_not(islands):
 def test_split_of_unlike_groups_says_why_not():
     reason = groups.split(((0, 1), (2, 3)), range(4), (0, 0, 0, 1))
     assert reason == "groups have different members per island: 1+1, 2"
-
-
-def test_split_holds_everyone_once_for_all_assignments_of_islands():
-    for islands in itertools.product((0, 1), repeat=4):
-        split = groups.split(((0, 1, 2, 3),), range(4), islands)
-        if isinstance(split, groups.Split):
-            for part in (split.local, split.rails):
-                assert sorted(itertools.chain(*part)) == [0, 1, 2, 3]
 
 
 def test_groups_of_unequal_size_fit_into_groups_of_all_logical_ids():

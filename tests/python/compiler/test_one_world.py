@@ -7,7 +7,7 @@ import pytest
 
 from jaxhet.compiler import Options
 from tests.python.compiler import worker
-from tests.python.compiler.hlo_text import all_reduce, check, decomposed, job
+from tests.python.compiler.hlo_text import decomposed, job
 from tests.python.compiler.test_deviceless import require_compiler
 
 _OPTIONS = Options(one_world_kernels=True)
@@ -25,22 +25,6 @@ def test_steps_over_two_islands_can_have_the_kernels_of_one_world():
         assert kept == world, (name, kept - world, world - kept)
         # XLA fuses a sum of jaxhet's with the operations around it where it can.
         assert islands != world, name
-
-
-def test_sum_of_two_ranks_is_added_in_the_shape_of_the_operand():
-    body = "p = f32[4,6] parameter(0)\nROOT " + all_reduce("r", "p", shape="f32[4,6]")
-    check(
-        decomposed(body, _TWO, _OPTIONS),
-        """
-        CHECK-LABEL: ENTRY
-        CHECK: [[OWN:%.*]] = f32[4,6]{1,0} opt-barrier(%p)
-        CHECK: [[SENT:%.*]] = f32[24]{0} reshape([[OWN]])
-        CHECK: collective-permute-start([[SENT]])
-        CHECK: [[OTHER:%.*]] = f32[24]{0} collective-permute-done(
-        CHECK: [[SHAPED:%.*]] = f32[4,6]{1,0} reshape([[OTHER]])
-        CHECK: f32[4,6]{1,0} add([[OWN]], [[SHAPED]])
-        """,
-    )
 
 
 @pytest.mark.parametrize("options", [_OPTIONS, Options()])

@@ -1,6 +1,4 @@
 import dataclasses
-import functools
-import json
 import re
 
 import jax
@@ -9,12 +7,10 @@ import numpy as np
 import pytest
 
 from models.configs import CONFIGS
-from models.extras import planned
 from models.extras.accumulate import Accumulation
 from models.train import FINAL_RATE, Schedule, Trainer
-from tests.python.models.conftest import SCHEDULE, loss_and_gradients
+from tests.python.models.conftest import SCHEDULE
 from tests.python.models.hlo_groups import collectives
-from tests.support.commands import python
 
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIGS["tiny"].vocab)
 
@@ -59,19 +55,6 @@ def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
     assert not across, "a part's gradients cross `data`"
 
 
-@pytest.mark.slow
-def test_parts_of_narrow_parameters_are_summed_in_float32(make_mesh, fast_jit):
-    mesh = make_mesh(data=2)
-    config = dataclasses.replace(CONFIGS["tiny"], param_dtype="bfloat16")
-    trainer = Trainer(config, SCHEDULE, mesh)
-    by = functools.partial(Accumulation(2, ("data",)).value_and_grad, trainer.loss)
-    whole, summed = (loss_and_gradients(trainer, TOKENS, fast_jit, f) for f in (None, by))
-    for one, other in zip(jax.tree.leaves(summed), jax.tree.leaves(whole), strict=True):
-        assert np.asarray(one).dtype == np.asarray(other).dtype
-        wide = np.asarray(one, np.float32), np.asarray(other, np.float32)
-        np.testing.assert_allclose(*wide, rtol=0.05, atol=2e-3)
-
-
 def test_batch_that_does_not_fit_says_what_to_change(make_mesh):
     with (
         jax.set_mesh(make_mesh(data=2)),
@@ -84,20 +67,6 @@ def _joins(groups: list[list[int]], mesh: jax.sharding.Mesh, axis: str) -> bool:
     """Whether a group has devices at different places of a mesh axis."""
     places = np.indices(mesh.devices.shape)[mesh.axis_names.index(axis)].ravel()
     return any(len({int(places[device]) for device in group}) > 1 for group in groups)
-
-
-@pytest.mark.slow
-def test_island_exchanges_gradients_once_for_all_parts():
-    """By the plan of a step: as many bytes as without parts, but for two more numbers."""
-
-    def plan(parts: int) -> dict[str, int]:
-        words = "--config tiny --mesh data=2 --batch 8 --seq 16 --accumulate"
-        command = ("-m", "jaxhet.cli", "plan", "--islands=2", "--json", planned.TARGET)
-        return json.loads(python(*command, env={planned.OPTIONS: f"{words} {parts}"}).stdout)
-
-    one, four = plan(1), plan(4)
-    assert one["bytes_per_step"] > 0
-    assert abs(four["bytes_per_step"] - one["bytes_per_step"]) <= 64
 
 
 def test_warm_up_has_equal_bits_with_and_without_fused_multiply_add():
