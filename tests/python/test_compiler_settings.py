@@ -199,6 +199,16 @@ def test_difference_of_the_config_between_islands_says_that_programs_differ() ->
     ]
 
 
+def test_each_island_that_differs_from_the_one_of_process_0_has_a_line() -> None:
+    sets = [{ISA: "AVX"}, {ISA: "AVX2"}, {ISA: "AVX"}, {}]
+    members = [_info(i, f"island{i}", set_to) for i, set_to in enumerate(sets)]
+    lines = differences_between_islands(members[::-1])
+    assert [line.partition(" in ")[0] for line in lines] == [
+        "island island1 differs from island0",
+        "island island3 differs from island0",
+    ]
+
+
 def test_patch_releases_may_differ_between_islands_only() -> None:
     def info(process: int, island: str, jax: str, plugin: str) -> ProcessInfo:
         versions = {"jax": jax, "jaxlib": jax, "jaxhet": "0.1.0", "plugin": plugin}

@@ -231,6 +231,14 @@ def test_environment_says_who_and_where_each_process_is():
     assert re.fullmatch(r"[0-9a-f]{64}", shared[0]["JAXHET_JOB_SECRET"])
 
 
+def test_islands_of_unequal_size_have_their_numbers_of_processes_and_devices():
+    code = 'print(os.environ["JAXHET_CPU_DEVICES"], os.environ["JAXHET_NUM_PROCESSES"])'
+    result = _launch("--processes-per-island 1,3 --devices 2,4", code)
+    assert result.returncode == 0, result.stderr
+    others = [f"[island1/{process}] 4 4" for process in (1, 2, 3)]
+    assert sorted(result.stdout.splitlines()) == ["[island0/0] 2 4", *others]
+
+
 @pytest.mark.parametrize(
     ("variable", "default", "own"),
     [
