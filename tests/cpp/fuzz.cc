@@ -160,9 +160,7 @@ class Run {
 
 void RunFuzzer(const Fuzzer& fuzzer) {
   WatchForCrashes();
-  std::vector<std::string> seeds = fuzzer.seeds();
-  const std::vector<std::string> corpus = CorpusOf(fuzzer.name);
-  seeds.insert(seeds.end(), corpus.begin(), corpus.end());
+  const std::vector<std::string> seeds = fuzzer.seeds();
   Run run(fuzzer);
   for (const std::string& input : seeds) run.On(input, 0);
   const auto seconds = std::chrono::duration<double>(Number("FUZZ_SECONDS", kSeconds));

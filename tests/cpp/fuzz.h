@@ -26,16 +26,13 @@ struct Fuzzer {
   std::string_view name;
   // The files of the engine whose parsers it reaches (tests/python/test_fuzz.py).
   std::vector<std::string_view> covers;
-  std::vector<std::string> (*seeds)();
+  std::vector<std::string> (*seeds)();  // sound inputs, attacks, and inputs that were findings
   // Parses an input. An Error means that the input is refused; another exception is a finding.
   void (*run)(std::string_view input);
 };
 
 // Adds the test Fuzz.<name>. ctest runs each as a test of its own (tests/cpp/CMakeLists.txt).
 bool AddFuzzer(const Fuzzer& fuzzer, const Location& location = Location::current());
-
-// Inputs that were findings, or are attacks (fuzz_corpus.cc).
-std::vector<std::string> CorpusOf(std::string_view fuzzer);
 
 // The bytes of an object.
 template <typename T>

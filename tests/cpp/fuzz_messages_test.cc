@@ -2,7 +2,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <map>
 #include <string>
@@ -36,35 +35,6 @@ std::string HelloBody(const std::vector<std::string>& table) {
   return BytesOf(HelloInfo{1}).append(PackStrings(table));
 }
 
-// --- single messages, in a stream ---
-
-std::vector<std::string> StreamSeeds() {
-  const std::string fail = BytesOf(FailInfo{ErrorCode::kDevice, 1}).append("smoke");
-  return {
-      Framed(MessageType::kHeartbeat, "") + Framed(MessageType::kGoodbye, ""),
-      Framed(MessageType::kHello, HelloBody({"socket", "ok", ""})),
-      Framed(MessageType::kHelloReply, PackStrings(std::vector<std::string>{"socket", "ok", ""})),
-      Framed(MessageType::kFail, fail) + Framed(MessageType::kHeartbeat, "")};
-}
-
-void ReadStream(std::string_view input) {
-  auto [own, peer] = UnixPair();
-  WriteSome(peer, input);
-  peer.Reset();
-  ControlChannel channel(std::move(own));
-  while (const auto message = channel.Next()) {
-    if (message->type == MessageType::kFail) (void)ParseFail(message->body);
-    if (message->type == MessageType::kHelloReply) (void)UnpackStrings(message->body);
-  }
-}
-
-[[maybe_unused]] const bool added_stream =
-    AddFuzzer({.name = "stream",
-               .covers = {"xla_plugin/net/socket/socket.cc", "xla_plugin/engine/common/wire.cc",
-                          "xla_plugin/engine/common/wire.h", "xla_plugin/base/checked.h"},
-               .seeds = &StreamSeeds,
-               .run = &ReadStream});
-
 // --- introductions ---
 
 // The two messages of an introduction, the second one unless it is empty; then any bytes.
@@ -83,7 +53,9 @@ std::vector<std::string> HelloSeeds() {
           Introduction(HelloBody({"socket", "refused", "why"}), PackStrings(all)) +
               Sized(Framed(MessageType::kFail, fail)),
           Introduction(HelloBody({"socket", "refused", "why"}), PackStrings(all)),
-          Introduction(HelloBody(all), "")};
+          Introduction(HelloBody(all), ""),
+          // A string longer than its table.
+          Introduction(HelloBody({}).append(8, '\xff'), PackStrings(all))};
 }
 
 PeerSpec PeerOf(Fd control, Fd data) {
@@ -192,6 +164,11 @@ std::vector<Attack> WrongMessages() {
       {BytesOf(Step::kBytes) +
            Sized(BytesOf(MessageInfo{kMessageMagic + 1, MessageType::kHeartbeat, 0})),
        "what arrived is not a"}};
+  attacks.push_back({BytesOf(Step::kBytes) +
+                         Sized(BytesOf(MessageInfo{kMessageMagic, MessageType::kFail, UINT64_MAX})),
+                     "what arrived is not a"});
+  attacks.push_back({MessageStep(MessageType::kFail, std::string(8, '\xff')),
+                     "a failure of an unknown kind is reported"});
   for (const auto type : {MessageType::kPlan, MessageType::kStart, MessageType::kFail}) {
     attacks.push_back({MessageStep(type, "cut"), "a message is cut"});
   }
@@ -424,7 +401,9 @@ TEST(FuzzMessagesTest, ForeignRanksThatCameBeforeTheRanksAreRefused) {
 
 [[maybe_unused]] const bool added_job = AddFuzzer(
     {.name = "job",
-     .covers = {"xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/host/open_exchanges.cc",
+     .covers = {"xla_plugin/net/socket/socket.cc", "xla_plugin/engine/common/wire.cc",
+                "xla_plugin/engine/common/wire.h", "xla_plugin/base/checked.h",
+                "xla_plugin/engine/progress_engine.cc", "xla_plugin/engine/host/open_exchanges.cc",
                 "xla_plugin/engine/control/peer_table.h", "xla_plugin/engine/common/plans.cc",
                 "xla_plugin/net/socket/socket_connection.cc"},
      .seeds = &JobSeeds,

@@ -6,7 +6,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -46,30 +45,19 @@ struct OwnTransfer {
   Transfer transfer;
 };
 
-TransportSetup SetupWith(const MemoryState& state, verbs::Nics& nics) {
-  return {.same_host = true,
-          .memory_state = &state,
-          .nics = &nics,
-          .encryption = Encryption::kOff,
-          .sockets = {.control_fd = -1,
-                      .data = {},
-                      .keys = {},
-                      .chunk_bytes = kChunkBytes,
-                      .path_timeout = std::chrono::seconds(1)}};
-}
-
 // State that our end and a sound peer of this process share; lives as long as the process.
 struct Peer {
   MemoryState state;
   verbs::Nics nics{NicOptions(/*depth=*/2)};
   FuzzHost host;
 
-  std::unique_ptr<Connection> Open(std::string_view transport, ConnectionHost& its_host) {
-    for (const Transport& entry : Transports()) {
-      TransportSetup setup = SetupWith(state, nics);
-      if (entry.name == transport) return entry.open(setup, its_host);
-    }
-    Throw(ErrorCode::kUsage, "no transport ", transport);
+  std::unique_ptr<Connection> Open(ConnectionHost& its_host) const {
+    TransportSetup setup{.same_host = true,
+                         .memory_state = &state,
+                         .nics = nullptr,
+                         .encryption = Encryption::kOff,
+                         .sockets = {}};
+    return OpenProcessVm(setup, its_host);
   }
 };
 
@@ -78,13 +66,7 @@ Peer& ThePeer() {
   return *peer;
 }
 
-// The peer's end of a connection; its offer holds as long as the process.
-Connection& PeerEnd(std::string_view transport) {
-  static auto* const ends = new std::map<std::string, std::unique_ptr<Connection>>;
-  auto& end = (*ends)[std::string(transport)];
-  if (!end) end = ThePeer().Open(transport, ThePeer().host);
-  return *end;
-}
+// --- process_vm: pulls out of the peer's memory ---
 
 // An input is an offer and then messages, each with a Begin() or an Advance() after it.
 struct Script {
@@ -98,18 +80,17 @@ struct Script {
 
 // Our connection accepts the input's offer and hears its messages. Of these, the first is the
 // announcement of the peer's start.
-void Play(std::string_view transport, std::string_view input) {
+void Pull(std::string_view input) {
   InputReader reader(input);
   FuzzHost host;
   OwnTransfer own;
-  const auto connection = ThePeer().Open(transport, host);
+  const auto connection = ThePeer().Open(host);
   (void)connection->Offer();
   connection->Accept(reader.TakeSized());
   host.Add(own.transfer);
   (void)connection->Announce(own.transfer);
   const std::string_view announcement = reader.TakeSized();
-  // No peer exists that could receive data over RDMA.
-  if (transport != "verbs") connection->Begin(own.transfer, announcement);
+  connection->Begin(own.transfer, announcement);
   for (int messages = 0; messages < 64 && !host.is_lost(); ++messages) {
     for (int i = 0; i < 4; ++i) connection->Advance();
     if (reader.empty()) break;
@@ -117,8 +98,6 @@ void Play(std::string_view transport, std::string_view input) {
     connection->OnMessage(std::as_bytes(std::span(message)));
   }
 }
-
-// --- process_vm: pulls out of the peer's memory ---
 
 struct SegmentInfo {
   uint64_t address;
@@ -128,7 +107,8 @@ struct SegmentInfo {
 std::vector<std::string> PullSeeds() {
   static auto* const theirs = new std::vector<std::byte>(kTransferBytes);
   const auto address = reinterpret_cast<uint64_t>(theirs->data());
-  const std::string offer = PeerEnd("process_vm").Offer();
+  static auto* const end = ThePeer().Open(ThePeer().host).release();  // of the offer
+  const std::string offer = end->Offer();
   const std::string whole = BytesOf(SegmentInfo{address, kTransferBytes});
   const std::string halves =
       BytesOf(SegmentInfo{address + 5'000, 5'000}) + BytesOf(SegmentInfo{address, 5'000});
@@ -141,20 +121,7 @@ std::vector<std::string> PullSeeds() {
     AddFuzzer({.name = "process_vm",
                .covers = {"xla_plugin/transport/process_vm/process_vm.cc"},
                .seeds = &PullSeeds,
-               .run = [](std::string_view input) { Play("process_vm", input); }});
-
-// --- verbs: offers ---
-
-std::vector<std::string> VerbsSeeds() {
-  const std::string offer = PeerEnd("verbs").Offer();
-  return {Script().Add(offer).Add("").text};
-}
-
-[[maybe_unused]] const bool added_verbs =
-    AddFuzzer({.name = "verbs",
-               .covers = {"xla_plugin/net/verbs/verbs_connection.cc"},
-               .seeds = &VerbsSeeds,
-               .run = [](std::string_view input) { Play("verbs", input); }});
+               .run = &Pull});
 
 // --- socket: two data sockets, each of a path of its own ---
 
@@ -442,74 +409,6 @@ TEST(FuzzVerbsTest, SlotThatIsFilledTwiceIsRefused) {
   EXPECT_THAT(ThrownText([&] { receiver.connection.Advance(); }),
               HasSubstr("slot 0 was filled twice"));
 }
-
-// --- sealed records: what somebody between two hosts can change ---
-
-constexpr size_t kMostTextBytes = 20'000;
-
-// Text of which every seed seals the beginning.
-const std::string& Text() {
-  static const auto* const text = [] {
-    auto* const made = new std::string;
-    while (made->size() < kMostTextBytes) *made += StrCat("line ", made->size(), "\n");
-    return made;
-  }();
-  return *text;
-}
-
-Socket SealedSocket(Fd fd, int own, Encryption encryption) {
-  SealKeys keys = std::move(TestKeys(own, 1 - own, 1).front());
-  keys.encryption = encryption;
-  return Socket(std::move(fd), std::move(keys));
-}
-
-// Input: the encryption, then records of `sizes` bytes.
-std::string Sealed(Encryption encryption, const std::vector<size_t>& sizes) {
-  auto [own, peer] = UnixPair();
-  Socket socket = SealedSocket(std::move(own), 0, encryption);
-  size_t done = 0;
-  for (const size_t size : sizes) {
-    const iovec entry = ToIovec(Text().data() + done, size);
-    done += socket.Write({&entry, 1});
-  }
-  std::string records(2 * kMostTextBytes, '\0');
-  const ssize_t count = recv(peer.get(), records.data(), records.size(), MSG_DONTWAIT);
-  EXPECT_GT(count, 0);
-  records.resize(static_cast<size_t>(count));
-  return BytesOf(encryption).append(records);
-}
-
-std::vector<std::string> RecordSeeds() {
-  std::vector<std::string> seeds;
-  for (const Encryption encryption : {Encryption::kAuth, Encryption::kFull}) {
-    seeds.push_back(Sealed(encryption, {1, 100, 7}));
-    seeds.push_back(Sealed(encryption, {kMostTextBytes / 2, 1'000}));
-  }
-  return seeds;
-}
-
-// Delivers nothing but the beginning of the sealed text, whatever arrives.
-void ReadRecords(std::string_view input) {
-  InputReader reader(input);
-  const bool is_auth = reader.TakeBytes(sizeof(Encryption)) == BytesOf(Encryption::kAuth);
-  auto [own, peer] = UnixPair();
-  WriteSome(peer, reader.TakeBytes(input.size()));
-  peer.Reset();
-  Socket socket = SealedSocket(std::move(own), 1, is_auth ? Encryption::kAuth : Encryption::kFull);
-  std::string delivered;
-  std::array<char, 1'000> part{};
-  const iovec entry = ToIovec(part.data(), part.size());
-  socket.OnEvents(EPOLLIN);
-  while (const size_t count = socket.Read({&entry, 1})) {
-    delivered.append(part.data(), count);
-    EXPECT_TRUE(Text().starts_with(delivered));
-  }
-}
-
-[[maybe_unused]] const bool added_records = AddFuzzer({.name = "records",
-                                                       .covers = {"xla_plugin/net/seal.cc"},
-                                                       .seeds = &RecordSeeds,
-                                                       .run = &ReadRecords});
 
 }  // namespace
 }  // namespace jaxhet::testing
