@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "tests/cpp/fake_driver.h"
-#include "tests/cpp/host_device.h"
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/strings.h"
 #include "xla_plugin/device/failure.h"
@@ -30,7 +29,6 @@ std::unique_ptr<Device> OpenFake(std::string_view vendor, int ordinal = 1) {
   return device;
 }
 
-std::byte* Bytes(const DeviceMemory& memory) { return static_cast<std::byte*>(memory.get()); }
 void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 TEST(DeviceTest, VendorsAreListed) {
@@ -50,26 +48,6 @@ TEST(DeviceTest, MissingLibraryIsAReason) {
     EXPECT_THAT(old, HasSubstr("libc.so.6 has no "));
     EXPECT_THAT(old, HasSubstr("Init: it is older than jaxhet needs"));
   }
-}
-
-// The host's device.
-
-TEST(DeviceTest, HostSaysWhatItHasNot) {
-  const auto device = OpenHostDevice();
-  const DeviceMemory memory = device->Allocate(100);
-  const AddressRange range = device->RangeOf(Bytes(memory) + 99);
-  EXPECT_EQ(range.base, memory.get());
-  EXPECT_EQ(range.num_bytes, size_t{100});
-  EXPECT_THAT(ThrownText([&] { device->RangeOf(Bytes(memory) + 100); }),
-              HasSubstr("no allocation"));
-  EXPECT_THAT(
-      ThrownText([&] { device->ExportIpc(memory.get()); }),
-      HasSubstr("DeviceError: host memory has no IPC handles; use the transports host or socket"));
-  EXPECT_THAT(ThrownText([&] { device->ExportDmaBuf(Bytes(memory) + 100, 1); }),
-              HasSubstr("no allocation"));
-  EXPECT_EQ(device->ExportDmaBuf(Bytes(memory) + 7, 3).offset, size_t{7});
-  EXPECT_THAT(ThrownText([] { HostVendor().open({}, 1); }), HasSubstr("one host device"));
-  EXPECT_EQ(device->info().ToString(), "host:0 (this host's memory)");
 }
 
 // CUDA and HIP, with drivers that write down what they are asked.

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,30 +46,6 @@ struct Cache {
   }
 };
 Cache cache;
-
-// Memory of peers, and how devices read it.
-struct Mappings {
-  std::atomic<bool> reads_by_kernel = false;
-  std::mutex mutex;
-  std::map<const std::byte*, size_t> by_base;
-
-  bool Hold(const void* address) {
-    const auto* const byte = static_cast<const std::byte*>(address);
-    const std::lock_guard lock(mutex);
-    const auto next = by_base.upper_bound(byte);
-    if (next == by_base.begin()) return false;
-    const auto& [base, num_bytes] = *std::prev(next);
-    return byte < base + num_bytes;
-  }
-};
-Mappings mappings;
-
-void ReadByKernel(void* to, const void* from, size_t num_bytes) {
-  const iovec local{.iov_base = to, .iov_len = num_bytes};
-  const iovec remote{.iov_base = const_cast<void*>(from), .iov_len = num_bytes};
-  const ssize_t done = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
-  if (std::cmp_not_equal(done, num_bytes)) ThrowErrno("process_vm_readv");
-}
 
 [[noreturn]] void ThrowNoIpc() {
   Throw(ErrorCode::kDevice, "host memory has no IPC handles; use the transports host or socket");
@@ -272,11 +247,7 @@ class HostDevice final : public Device {
   }
   void Unregister(void* /*host*/) noexcept override { ++num_calls; }
   void CloseIpc(void* /*memory*/) noexcept override {}
-  void Unmap(AddressRange memory) noexcept override {
-    const std::lock_guard lock(mappings.mutex);
-    mappings.by_base.erase(static_cast<std::byte*>(memory.base));
-    munmap(memory.base, memory.num_bytes);
-  }
+  void Unmap(AddressRange memory) noexcept override { munmap(memory.base, memory.num_bytes); }
 
   Stream CreateStream(StreamPriority /*priority*/) override {
     ++num_calls;
@@ -323,11 +294,7 @@ class HostDevice final : public Device {
   void Copy(StreamHandle stream, void* to, const void* from, size_t num_bytes) override {
     ++num_calls;
     if (num_bytes == 0) return;
-    const bool by_kernel = mappings.reads_by_kernel && mappings.Hold(from);
-    Do(stream, [=] {
-      if (by_kernel) return ReadByKernel(to, from, num_bytes);
-      std::memmove(to, from, num_bytes);
-    });
+    Do(stream, [=] { std::memmove(to, from, num_bytes); });
   }
   void Fill(StreamHandle stream, void* to, std::byte value, size_t num_bytes) override {
     ++num_calls;
@@ -367,10 +334,7 @@ class HostDevice final : public Device {
       Throw(ErrorCode::kDevice, "the peer's memory has ", status.st_size, " bytes, not ",
             num_bytes);
     }
-    void* const base = Map(fd, num_bytes);
-    const std::lock_guard lock(mappings.mutex);
-    mappings.by_base[static_cast<std::byte*>(base)] = num_bytes;
-    return {*this, {.base = base, .num_bytes = num_bytes}};
+    return {*this, {.base = Map(fd, num_bytes), .num_bytes = num_bytes}};
   }
   AddressRange RangeOf(const void* address) override {
     ++num_calls;
@@ -425,9 +389,6 @@ CachedFills::~CachedFills() {
   cache.is_used = false;
   cache.Empty();
 }
-
-KernelReads::KernelReads() { mappings.reads_by_kernel = true; }
-KernelReads::~KernelReads() { mappings.reads_by_kernel = false; }
 
 LateRetirement::LateRetirement(std::chrono::milliseconds delay) { retirement_delay = delay; }
 LateRetirement::~LateRetirement() { retirement_delay = std::chrono::milliseconds(0); }

@@ -61,16 +61,6 @@ class CachedFills {
   CachedFills& operator=(const CachedFills&) = delete;
 };
 
-// While it lives, devices read the mapped memory of peers by system calls, as memory that is not
-// shared.
-class KernelReads {
- public:
-  KernelReads();
-  ~KernelReads();
-  KernelReads(const KernelReads&) = delete;
-  KernelReads& operator=(const KernelReads&) = delete;
-};
-
 }  // namespace jaxhet::testing
 
 #endif  // TESTS_CPP_HOST_DEVICE_H_

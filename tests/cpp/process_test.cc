@@ -1,11 +1,8 @@
-#include <gtest/gtest-spi.h>
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
@@ -13,12 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <string>
-#include <string_view>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
@@ -79,18 +71,6 @@ TEST(ProcessTest, ChildOfProcessWithFailedExitSucceeds) {
               _exit(ExitCodeOf([] { std::exit(0); }));
             }),
             0);
-}
-
-TEST(ProcessTest, ChildThatHangsIsAFailureThatSaysWhere) {
-  const Fd output(memfd_create("stdout", MFD_CLOEXEC));
-  const pid_t child = StartChild([&] {
-    dup2(output.get(), STDOUT_FILENO);
-    return std::raise(SIGALRM);
-  });
-  EXPECT_NONFATAL_FAILURE(WaitForChild(child), "hung");
-  std::array<char, 64> text{};
-  EXPECT_GT(pread(output.get(), text.data(), text.size() - 1, 0), 0);
-  EXPECT_THAT(text.data(), ::testing::HasSubstr("hangs; its threads:"));
 }
 
 // The signals that the calling thread blocks, as bits.

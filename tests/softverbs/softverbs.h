@@ -5,8 +5,8 @@
 
 namespace jaxhet::testing {
 
-// The software libibverbs (library/), loaded. Whoever loads libibverbs.so.1 after it gets it.
-softverbs::Control& Softverbs();
+// Control of the software libibverbs (library/), which test programs are linked with.
+inline softverbs::Control& Softverbs() { return *softverbs_control(); }
 
 // No fault is left behind.
 class FaultScope {

@@ -60,8 +60,8 @@ class Control {
 
 }  // namespace jaxhet::softverbs
 
-// Variables of the environment: SOFTVERBS_FABRIC, processes of one name reach each other;
-// SOFTVERBS_COPY, a vendor whose first device copies all memory, its own too.
+// Variable of the environment: SOFTVERBS_COPY, a vendor whose first device copies all memory, its
+// own too.
 extern "C" jaxhet::softverbs::Control* softverbs_control();
 
 #endif  // TESTS_SOFTVERBS_LIBRARY_CONTROL_H_

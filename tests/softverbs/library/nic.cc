@@ -20,11 +20,6 @@ namespace {
 
 constexpr size_t kChosenGid = 3;
 
-std::string Environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 ibv::Gid LinkLocal(uint8_t host) {
   ibv::Gid gid;
   gid.raw = {0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, host};
@@ -57,7 +52,7 @@ Nic& Nic::Get() {
   return *nic;
 }
 
-Nic::Nic() : wire_(Environment("SOFTVERBS_FABRIC")) {
+Nic::Nic() {
   for (size_t i = 0; i < devices_.size(); ++i) {
     Device& device = devices_.at(i);
     static_cast<ibv::Device&>(device) = {};
@@ -72,8 +67,8 @@ Nic::Nic() : wire_(Environment("SOFTVERBS_FABRIC")) {
                     {.gid = Ipv4(host), .type = ibv::kGidTypeRoceV1},
                     {.gid = Ipv4(host), .type = ibv::kGidTypeRoceV2}}};
   }
-  const std::string vendor = Environment("SOFTVERBS_COPY");
-  if (!vendor.empty()) memory_.copy = CopyByDevice(vendor);
+  const char* const vendor = std::getenv("SOFTVERBS_COPY");
+  if (vendor != nullptr && *vendor != '\0') memory_.copy = CopyByDevice(vendor);
 }
 
 void Nic::Add(const Fault& fault) {

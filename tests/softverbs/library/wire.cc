@@ -43,9 +43,7 @@ bool WouldBlock() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == E
 
 }  // namespace
 
-std::string Wire::NameOf(uint32_t process) const {
-  return StrCat("softverbs-", fabric_, "-", process);
-}
+std::string Wire::NameOf(uint32_t process) { return StrCat("softverbs-", process); }
 
 void Wire::Open() {
   const auto first = static_cast<uint32_t>(getpid());

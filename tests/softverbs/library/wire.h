@@ -49,12 +49,10 @@ struct Message {
 };
 
 // Messages between the processes of a machine, over Unix sockets with abstract names: nothing is
-// left behind. Processes of one fabric and one network namespace reach each other.
+// left behind. Processes of one network namespace reach each other.
 class Wire {
  public:
-  explicit Wire(std::string fabric) : fabric_(std::move(fabric)) {}
-
-  // Takes a number that no other process of the fabric has.
+  // Takes a number that no other process has.
   void Open();
   void Close();
   uint32_t process() const { return process_; }
@@ -72,12 +70,11 @@ class Wire {
     std::vector<std::byte> bytes;
   };
 
-  std::string NameOf(uint32_t process) const;
+  static std::string NameOf(uint32_t process);
   // False if the peer is gone.
   static bool Flush(Link& link);
   static bool Read(Link& link, std::vector<Message>& messages);
 
-  std::string fabric_;
   uint32_t process_ = 0;
   Fd listener_;
   std::list<Link> incoming_;
