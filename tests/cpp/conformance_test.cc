@@ -319,21 +319,6 @@ TEST_P(ConformanceTest, RefusesSkippedExchanges) {
               HasSubstr("started exchange 1 (op 1), which this rank's program has passed"));
 }
 
-TEST_P(ConformanceTest, RefusesOverlappingRuns) {
-  World world(GetParam().options);
-  const auto group = AllRanks(world.num_ranks());
-  std::deque<Call> calls;
-  for (const int64_t run_id : {5, -3, 5}) {
-    calls.emplace_back(Request(ExchangeKind::kAllGather, 0, group, run_id), Sizes{8},
-                       Sizes{8 * group.size()});
-    calls.back().StartOn(world.EngineOf(0));
-  }
-  for (Call& call : calls) {
-    const auto error = call.Wait();
-    EXPECT_THAT(error ? error->what() : "", HasSubstr("two executions of programs overlap"));
-  }
-}
-
 TEST_P(ConformanceTest, ReportsLateRanks) {
   World world(GetParam().options);
   const int last = world.num_ranks() - 1;
