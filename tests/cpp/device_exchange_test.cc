@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <random>
 #include <thread>
@@ -101,22 +100,6 @@ TEST(DeviceExchangeTest, RanksMayDifferInParts) {
   one.Done(world);
   EXPECT_TRUE(world.IsIdleWithin(0, kLong) && world.IsIdleWithin(1, kLong));
   EXPECT_TRUE(zero.IsFrom(1) && one.IsFrom(0));
-}
-
-TEST_P(DeviceExchangeTransportsTest, GroupsOfAnySize) {
-  constexpr int kRanks = 3;
-  DeviceWorld world(DeviceOptions(kRanks, GetParam()));
-  for (const ExchangeKind kind : {ExchangeKind::kAllGather, ExchangeKind::kAllToAll}) {
-    for (const size_t num_bytes :
-         {size_t{0}, size_t{1}, kEagerBytes, kEagerBytes + 1, kSlotBytes * 3 + 1}) {
-      std::deque<Side> sides;
-      const Group group{kind, {1, 2, 0}};
-      for (int rank = 0; rank < kRanks; ++rank) sides.emplace_back(rank, group, num_bytes);
-      RunSides(world, sides);
-      for (const Side& side : sides) EXPECT_TRUE(side.HasAllBlocks());
-    }
-  }
-  EXPECT_EQ(world.engine(0).devices()->Stats().at("exchanges_started"), uint64_t{10});
 }
 
 TEST(DeviceExchangeTest, GroupsMayBeOfUnequalSize) {

@@ -1,9 +1,7 @@
 
-#include <algorithm>
 #include <csignal>
 #include <thread>
 
-#include "tests/cpp/forked_peer.h"
 #include "tests/cpp/testing.h"
 #include "tests/cpp/world.h"
 
@@ -42,26 +40,6 @@ TEST_P(PeerFaultTest, ReportsDeathWhileWaiting) {
   ExpectPeerError(Gather(peer.engine(), 0, 8, 2), "the process has died");  // the first cause stays
 }
 
-TEST_P(PeerFaultTest, ReportsDeathWhileMoving) {
-  const WorldOptions options = FaultOptions(GetParam());
-  for (int i = 1; i <= 5; ++i) {
-    ForkedPeer peer(options, [](Engine& engine) {
-      for (int64_t run_id = 1; !Gather(engine, 1, 8 << 20, run_id); ++run_id) {
-      }
-      return 0;
-    });
-    SetUpEngine(peer.engine(), options);
-    std::thread killer([&] {
-      std::this_thread::sleep_for(milliseconds(17 * i));
-      peer.Kill(SIGKILL);
-    });
-    std::optional<Error> error;
-    for (int64_t run_id = 1; !error; ++run_id) error = Gather(peer.engine(), 0, 8 << 20, run_id);
-    ExpectPeerError(error, "process 1 (host 1)");
-    killer.join();
-  }
-}
-
 // Stopped, given up by the others, and woken up: it must learn that it is out.
 TEST_P(PeerFaultTest, ReportsStoppedPeer) {
   const WorldOptions options = FaultOptions(GetParam());
@@ -85,25 +63,6 @@ TEST_P(PeerFaultTest, ReportsStoppedPeer) {
   EXPECT_EQ(peer.ExitCode(), 42);
 }
 
-TEST_P(PeerFaultTest, ReportsDeathBeforeConnect) {
-  const WorldOptions options = FaultOptions(GetParam());
-  auto ends = ConnectAll(2);
-  ends[1].clear();
-  const auto engine = MakeEngine(0, options, std::move(ends[0]));
-  const std::string text = ThrownText([&] { engine->Connect(kLong); });
-  EXPECT_THAT(text, HasSubstr("jaxhet.PeerError: [process 0/2] process 1 (host 1): "));
-}
-
-TEST(FaultTest, ConnectHasADeadline) {
-  const WorldOptions options = FaultOptions("socket");
-  auto ends = ConnectAll(2);
-  const auto engine = MakeEngine(0, options, std::move(ends[0]));
-  const std::string text = ThrownText([&] { engine->Connect(milliseconds(50)); });
-  EXPECT_THAT(
-      text,
-      HasSubstr("jaxhet.DeadlineError: [process 0/2] process 1 (host 1): it has not answered"));
-}
-
 TEST_P(PeerFaultTest, RefusesPeerThatLeft) {
   const WorldOptions options = FaultOptions(GetParam());
   World world(options);
@@ -125,16 +84,6 @@ TEST(FaultTest, CloseFailsWhatIsUnderWay) {
   EXPECT_THAT(Gather(world.engine(0), 0, 8)->what(), HasSubstr("jaxhet is shut down"));
 }
 
-TEST(FaultTest, FailureReachesAll) {
-  World world({.num_processes = 4});
-  world.engine(2).Fail(Error(ErrorCode::kDevice, "found by Python"));
-  for (int process = 0; process < 4; ++process) {
-    const auto error = world.engine(process).WaitFailure(kLong);
-    EXPECT_TRUE(error != nullptr && error->failed_process() == 2);
-    EXPECT_STREQ(error->what(), "jaxhet.DeviceError: found by Python");
-  }
-}
-
 // Neither a running nor a failed engine spins.
 TEST_P(PeerFaultTest, ThreadsSleepWhenIdle) {
   World world(FaultOptions(GetParam()));
@@ -143,23 +92,6 @@ TEST_P(PeerFaultTest, ThreadsSleepWhenIdle) {
   world.engine(0).Fail(Error(ErrorCode::kDevice, "found by Python"));
   EXPECT_NE(world.engine(1).WaitFailure(kLong), nullptr);
   EXPECT_LT(IdleCpuMs(), 100);
-}
-
-TEST(FaultTest, CyclesLeaveNothingBehind) {
-  const int32_t fds = CountFds();
-  const int32_t threads = CountThreads();
-  const std::array<std::string, 2> transports = {"process_vm", "socket"};
-  for (size_t i = 0; i < 100; ++i) {
-    World world(FaultOptions(transports[i % 2]));
-    if (i % 10 != 0) continue;
-    Call first(GatherRequest(0), {5'000}, {10'000});
-    first.StartOn(world.engine(0));
-    EXPECT_FALSE(Gather(world.engine(1), 1, 5'000));
-    EXPECT_FALSE(first.Wait());
-  }
-  EXPECT_EQ(CountFds(), fds);
-  EXPECT_EQ(CountThreads(), threads);
-  EXPECT_EQ(CountMappings(), 0);
 }
 
 TEST(FaultTest, ForkedChildHasNoPart) {

@@ -52,11 +52,11 @@ struct Peer {
   FuzzHost host;
 
   std::unique_ptr<Connection> Open(ConnectionHost& its_host) const {
-    TransportSetup setup{.same_host = true,
-                         .memory_state = &state,
-                         .nics = nullptr,
-                         .encryption = Encryption::kOff,
-                         .sockets = {}};
+    const TransportSetup setup{.same_host = true,
+                               .memory_state = &state,
+                               .nics = nullptr,
+                               .encryption = Encryption::kOff,
+                               .sockets = {}};
     return OpenProcessVm(setup, its_host);
   }
 };
@@ -107,7 +107,8 @@ struct SegmentInfo {
 std::vector<std::string> PullSeeds() {
   static auto* const theirs = new std::vector<std::byte>(kTransferBytes);
   const auto address = reinterpret_cast<uint64_t>(theirs->data());
-  static auto* const end = ThePeer().Open(ThePeer().host).release();  // of the offer
+  static auto* const end =
+      ThePeer().Open(ThePeer().host).release();  // valid as long as the process
   const std::string offer = end->Offer();
   const std::string whole = BytesOf(SegmentInfo{address, kTransferBytes});
   const std::string halves =

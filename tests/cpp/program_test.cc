@@ -17,7 +17,6 @@
 namespace jaxhet::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;

@@ -10,7 +10,7 @@
 namespace jaxhet::testing {
 namespace {
 
-constexpr size_t kOperandBytes = size_t{4} << 20;  // for each rank
+constexpr size_t kBytesOfRank = size_t{4} << 20;  // operands
 constexpr std::byte kUnset{0xEE};
 
 size_t NumMembers(const SimulatedExchange& exchange) {
@@ -169,7 +169,7 @@ void SimulatedRanks::AddRank(int rank) {
   Device& device = *owned;
   Node& node = nodes_.emplace_back();
   node.rank = std::make_unique<DeviceRank>(rank, std::move(owned), options_.eager_bytes);
-  node.operands.resize(kOperandBytes);
+  node.operands.resize(kBytesOfRank);
   for (int i = 0; i < 2; ++i) {
     node.programs.push_back(device.CreateStream(StreamPriority::kNormal));
   }

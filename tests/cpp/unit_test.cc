@@ -8,26 +8,18 @@
 #include <cstdint>
 #include <future>
 #include <memory>
-#include <new>
 #include <span>
-#include <stdexcept>
-#include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tests/cpp/testing.h"
 #include "xla_plugin/base/checked.h"
 #include "xla_plugin/base/error.h"
-#include "xla_plugin/base/io_list.h"
 #include "xla_plugin/engine/common/flight_recorder.h"
 #include "xla_plugin/engine/common/options.h"
-#include "xla_plugin/engine/common/plans.h"
-#include "xla_plugin/engine/control/peer_table.h"
 #include "xla_plugin/engine/host/completion_pool.h"
 #include "xla_plugin/engine/host/open_exchanges.h"
 #include "xla_plugin/engine/host/partition.h"
-#include "xla_plugin/net/socket/socket.h"
 #include "xla_plugin/transport/device_channel/device_channel.h"
 #include "xla_plugin/transport/device_channel/shared_memory.h"
 
@@ -35,31 +27,6 @@ namespace jaxhet::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-TEST(UnitTest, IoListCutsAcrossEntries) {
-  std::string text = "abcdefghij";
-  IoList list;
-  list.Add(text.data(), 3);
-  list.Add(text.data() + 3, 0);
-  list.Add(text.data() + 3, 7);
-  EXPECT_EQ(list.num_bytes(), size_t{10});
-  for (size_t offset = 0; offset <= 10; ++offset) {
-    for (size_t num_bytes = 0; num_bytes <= 10 - offset; ++num_bytes) {
-      const std::string copy = text.substr(offset, num_bytes);
-      EXPECT_EQ(NumBytes(list.Cut(offset, num_bytes)), num_bytes);
-      std::string out(num_bytes, '-');
-      const auto bytes = std::as_writable_bytes(std::span(out));
-      list.CopyOut(offset, bytes);
-      EXPECT_EQ(out, copy);
-      std::ranges::reverse(bytes);
-      list.CopyIn(offset, bytes);
-      EXPECT_EQ(text.substr(offset, num_bytes), out);
-      std::ranges::reverse(bytes);
-      list.CopyIn(offset, bytes);
-      EXPECT_EQ(text, "abcdefghij");
-    }
-  }
-}
 
 TEST(UnitTest, BoundsHoldForAnyValues) {
   EXPECT_TRUE(InBounds(0, 0, 0));
@@ -78,29 +45,6 @@ TEST(UnitTest, ErrorNamesItsClass) {
   EXPECT_EQ(error.text(), "it died");
   EXPECT_EQ(ErrorCodeOf("DeviceError"), ErrorCode::kDevice);
   EXPECT_THAT(ThrownText([] { ErrorCodeOf("OtherError"); }), HasSubstr("UsageError"));
-}
-
-// Result of CurrentError() for a thrown `exception`.
-template <typename T>
-Error Mapped(const T& exception) {
-  try {
-    throw exception;  // NOLINT(hicpp-exception-baseclass,bugprone-std-exception-baseclass)
-  } catch (...) {
-    return CurrentError();
-  }
-}
-
-TEST(UnitTest, EveryExceptionIsAnErrorAtAnOuterInterface) {
-  const Error own = Mapped(Error(ErrorCode::kPeer, "it died", 3));
-  EXPECT_STREQ(own.what(), "jaxhet.PeerError: it died");
-  EXPECT_EQ(own.failed_process(), 3);
-  const Error memory = Mapped(std::bad_alloc());
-  EXPECT_THAT(memory.what(), HasSubstr("jaxhet.DeviceError: this process has no host memory left"));
-  EXPECT_THAT(Mapped(std::length_error("too long")).what(),
-              HasSubstr("jaxhet.DeviceError: too long"));
-  const Error unknown = Mapped(7);
-  EXPECT_THAT(unknown.what(),
-              HasSubstr("jaxhet.DeviceError: an exception that is no std::exception"));
 }
 
 TEST(UnitTest, OptionsHaveNoDefaults) {
@@ -211,48 +155,6 @@ TEST(UnitTest, CommunicatorStateCountsRunsAndSequences) {
   EXPECT_EQ(enter(-7, 2, 0), std::pair(int64_t{2}, int64_t{0}));
   EXPECT_THAT(ThrownText([&] { enter(100, 1, 6); }), HasSubstr("two executions of"));
   EXPECT_THAT(ThrownText([&] { enter(-7, 1, 6); }), HasSubstr("two plans"));
-}
-
-TEST(UnitTest, PlansDescribeExchanges) {
-  Plans plans;
-  plans.Add(3, "a\tpsum at f.py:1\nb", "jit_f 3f2a\nadd a b");
-  EXPECT_EQ(plans.Describe(3, 0), "exchange 0 (psum at f.py:1)");
-  EXPECT_EQ(plans.Describe(3, 1), "exchange 1 (b)");
-  EXPECT_EQ(plans.Describe(3, 9), "exchange 9");
-  EXPECT_EQ(plans.Describe(4, 0), "exchange 0");
-  EXPECT_EQ(plans.DescribeWithProgram(3, 1), "exchange 1 (b) of jit_f");
-  EXPECT_EQ(plans.DescribeWithProgram(4, 1), "exchange 1");
-}
-
-TEST(UnitTest, RosterNamesRanks) {
-  Roster roster(0, 2);
-  roster.Describe(1, "host b");
-  roster.SetRanks({{.device_id = 0, .process = 0, .island = 0, .vendor = "cuda"},
-                   {.device_id = 9, .process = 1, .island = 1, .vendor = "rocm"}});
-  EXPECT_EQ(roster.RankName(1), "rank 1/2 rocm1");
-  EXPECT_EQ(roster.RankAndProcess(1), "rank 1 of process 1 (host b), rocm1");
-  EXPECT_THAT(ThrownText([&] { std::ignore = roster.ProcessOf(2); }),
-              HasSubstr("the job has 2 ranks"));
-}
-
-TEST(UnitTest, ChannelToOurselvesKeepsOrder) {
-  ControlChannel channel;
-  channel.Send(MessageType::kStart, "first");
-  channel.Send(MessageType::kHeartbeat);
-  const auto first = channel.Next();
-  EXPECT_TRUE(first && first->type == MessageType::kStart && first->body == "first");
-  channel.Send(MessageType::kPlan, std::string(200'000, 'x'));
-  EXPECT_EQ(channel.Next()->type, MessageType::kHeartbeat);
-  EXPECT_EQ(channel.Next()->body.size(), size_t{200'000});
-  EXPECT_FALSE(channel.Next());
-}
-
-TEST(UnitTest, StringsArePackedWithTheirLengths) {
-  const std::array<std::string, 3> strings = {"a", "", "long string"};
-  const std::string packed = PackStrings(strings);
-  EXPECT_EQ(UnpackStrings(packed), std::vector<std::string>(strings.begin(), strings.end()));
-  EXPECT_THAT(ThrownText([&] { UnpackStrings(packed.substr(0, packed.size() - 1)); }),
-              HasSubstr("cut"));
 }
 
 TEST(UnitTest, SharedMemoryIsFoundByItsInfo) {

@@ -63,13 +63,6 @@ TEST(VerbsTest, ExplainsWhyNoGidCanBeUsed) {
   EXPECT_THAT(ThrownText([&] { verbs::ChooseGid({}, -1); }), HasSubstr("GID table is empty"));
 }
 
-TEST(VerbsTest, SaysWhyGidIsChosen) {
-  EXPECT_EQ(verbs::ReasonFor(Entry(6, kIpv4), -1), "RoCE v2, IPv4, on eth0");
-  EXPECT_EQ(verbs::ReasonFor(Entry(3, kGlobal), -1), "RoCE v2, IPv6, on eth0");
-  EXPECT_EQ(verbs::ReasonFor(Entry(2, kIpv4, GidType::kRoceV1, ""), 2),
-            "JAXHET_VERBS_GID_INDEX: RoCE v1, IPv4; not routed");
-}
-
 // Folder of files for a test, deleted with the object.
 class Folder {
  public:
@@ -197,12 +190,6 @@ TEST(VerbsTest, SaysWhatToDoWhereACompletionQueueFails) {
   EXPECT_THAT(text, HasSubstr("TransportError: ibv_poll_cq on soft0:1 failed: the completion queue"
                               " was overrun, or the NIC is gone."));
   EXPECT_THAT(text, HasSubstr("JAXHET_VERBS_DEVICES"));
-}
-
-TEST(VerbsTest, PacksImmediates) {
-  const verbs::Immediate immediate{verbs::ImmediateKind::kCredit, 255};
-  EXPECT_EQ(verbs::UnpackImmediate(verbs::Pack(immediate)), immediate);
-  EXPECT_NE(verbs::Pack(immediate), verbs::QueuePair::kReceiveId);
 }
 
 }  // namespace

@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <thread>
 
+#include "tests/cpp/testing.h"
 #include "xla_plugin/base/error.h"
 
 namespace jaxhet::testing {
@@ -190,6 +192,32 @@ void World::CloseAll() {
     threads.emplace_back([&] { engine->Close(kLong); });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+ForkedPeer::ForkedPeer(const WorldOptions& options, const Script& script) {
+  auto ends = ConnectAll(2);
+  pid_ = StartChild([&] {
+    ends[0].clear();
+    const auto engine = MakeEngine(1, options, std::move(ends[1]));
+    SetUpEngine(*engine, options);
+    return script(*engine);
+  });
+  ends[1].clear();
+  engine_ = MakeEngine(0, options, std::move(ends[0]));
+}
+
+ForkedPeer::~ForkedPeer() {
+  if (pid_ > 0) Kill(SIGKILL);
+  if (pid_ > 0) ExitCode();
+  engine_->Close(std::chrono::milliseconds(100));
+}
+
+void ForkedPeer::Kill(int signal) const { kill(pid_, signal); }
+
+int ForkedPeer::ExitCode() { return WaitForChild(std::exchange(pid_, 0)); }
+
+int WaitForEver(Engine& /*engine*/) {
+  while (true) pause();
 }
 
 Call::Call(ExchangeRequest request, const std::vector<size_t>& operand_bytes,

@@ -1,6 +1,8 @@
 #ifndef TESTS_CPP_WORLD_H_
 #define TESTS_CPP_WORLD_H_
 
+#include <sys/types.h>
+
 #include <array>
 #include <chrono>
 #include <deque>
@@ -85,6 +87,28 @@ class World {
   WorldOptions options_;
   std::vector<std::shared_ptr<Engine>> engines_;
 };
+
+// Process 1 in a process of its own; process 0 is here.
+class ForkedPeer {
+ public:
+  using Script = std::function<int(Engine&)>;  // exit code; the engine is set up
+
+  ForkedPeer(const WorldOptions& options, const Script& script);
+  ~ForkedPeer();
+  ForkedPeer(const ForkedPeer&) = delete;
+  ForkedPeer& operator=(const ForkedPeer&) = delete;
+
+  Engine& engine() { return *engine_; }
+  void Kill(int signal) const;
+  int ExitCode();
+
+ private:
+  pid_t pid_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// A script.
+int WaitForEver(Engine& engine);
 
 // The buffers and the future of one start.
 class Call {

@@ -8,10 +8,8 @@ import pathlib
 import random
 import signal
 import time
-from collections.abc import Sequence
 
 import pytest
-from _pytest.mark import ParameterSet
 from watched import WatchedJob, assert_others_report
 
 pytestmark = pytest.mark.early
@@ -27,12 +25,10 @@ _random = random.Random(20)
 MOMENTS = [(round(_random.uniform(0, 3.0), 2), _random.randrange(NUM_PROCESSES)) for _ in range(8)]
 
 
-def _slow_after(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]:
-    marks = ([] if i < count else [pytest.mark.slow] for i in range(len(cases)))
-    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
-
-
-@pytest.mark.parametrize(("delay_s", "victim"), _slow_after(1, MOMENTS))
+@pytest.mark.parametrize(
+    ("delay_s", "victim"),
+    [pytest.param(*m, marks=[pytest.mark.slow] if i else []) for i, m in enumerate(MOMENTS)],
+)
 def test_others_report_a_process_killed_while_it_joins(delay_s: float, victim: int) -> None:
     job = WatchedJob([VICTIM, "100000"], islands=NUM_PROCESSES)
     pid = int(job.wait_for(r"@ connect (\d+)", victim)[1])

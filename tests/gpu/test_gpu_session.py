@@ -11,17 +11,10 @@ import sys
 
 import pytest
 
-from jaxhet._jax import jaxlib
+from benchmarks import gpus
 from tools.programs import hip_double
 
 _ROOT = pathlib.Path(__file__).parents[2]
-
-
-def _why_not() -> str:
-    """Empty if there are two GPUs, and JAX's plugin for them."""
-    if jaxlib.installed_platform(None) != "cuda":
-        return "no NVIDIA GPU with JAX's CUDA plugin"
-    return "" if jaxlib.count_gpus("cuda") > 1 else "one GPU only; two islands need two"
 
 
 @pytest.mark.timeout(600)
@@ -29,7 +22,7 @@ def _why_not() -> str:
 def test_session_on_gpus(double: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    if reason := _why_not():
+    if reason := gpus.why_fewer_than(2):
         pytest.skip(reason)
     for name, value in (hip_double() if double == "vendor" else {}).items():
         monkeypatch.setenv(name, os.pathsep.join(filter(None, (value, os.environ.get(name)))))
