@@ -88,6 +88,13 @@ class Folder {
   std::filesystem::path path_;
 };
 
+TEST(VerbsTest, TakesTheRateOfAPortFromTheKernel) {
+  const Folder sysfs;
+  sysfs.Put("mlx5_0/ports/2/rate", "2.5 Gb/sec (1X SDR)");
+  EXPECT_EQ(verbs::PortGbps(sysfs.path() + "/mlx5_0", 2), 2.5);
+  EXPECT_EQ(verbs::PortGbps(sysfs.path() + "/mlx5_0", 1), 0);
+}
+
 // A device of the PCIe tree; `path` leads there from the host bridge.
 void PutPci(const Folder& sysfs, const std::string& path, int numa_node) {
   sysfs.Put("devices/" + path + "/numa_node", std::to_string(numa_node));
@@ -126,21 +133,23 @@ TEST(VerbsTest, FindsPciAddressOfNic) {
   EXPECT_EQ(verbs::PciAddressOf(sysfs.path() + "/rxe0"), std::string());
 }
 
-verbs::OpenNic NicOf(const std::string& device, const std::string& problem = "") {
+verbs::OpenNic NicOf(const std::string& device, double gbps, const std::string& problem = "") {
   verbs::NicInfo info;
   info.device = device;
   info.port = 1;
   info.name = device + ":1";
+  info.gbps = gbps;
   info.problem = problem;
   return {info, nullptr};
 }
 
-TEST(VerbsTest, LeavesUnwantedNicsOut) {
-  std::vector<verbs::OpenNic> nics = {NicOf("mlx5_0"), NicOf("mlx5_1"), NicOf("mlx5_2"),
-                                      NicOf("mlx5_3", "down")};
+TEST(VerbsTest, LeavesSlowAndUnwantedNicsOut) {
+  std::vector<verbs::OpenNic> nics = {NicOf("mlx5_0", 400), NicOf("mlx5_1", 25),
+                                      NicOf("mlx5_2", 200), NicOf("mlx5_3", 800, "down")};
   const std::vector<verbs::OpenNic> all = nics;
   verbs::Select(nics, "");
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(nics[i].info.problem, "");
+  EXPECT_TRUE(nics[0].info.problem.empty() && nics[2].info.problem.empty());
+  EXPECT_THAT(nics[1].info.problem, HasSubstr("25 Gbit/s are far below the fastest NIC's 400"));
   EXPECT_EQ(nics[3].info.problem, "down");
   nics = all;
   verbs::Select(nics, "mlx5_1,mlx5_2:1");

@@ -46,7 +46,8 @@ struct NicInfo {
   int port = 0;
   std::string name;  // "mlx5_0:1"
   bool is_infiniband = false;
-  int mtu = 0;  // active, ibv_mtu
+  double gbps = 0;  // 0: unknown
+  int mtu = 0;      // active, ibv_mtu
   uint16_t lid = 0;
   GidEntry gid;        // RoCE: the entry that is used
   std::string reason;  // RoCE: why this GID; InfiniBand: how it is addressed; empty: unknown

@@ -47,6 +47,7 @@ NicInfo Describe(const Context& context, int port, const Options& options) {
   try {
     const ibv::PortAttr attr = context.QueryPort(port);
     info.is_infiniband = attr.link_layer != ibv::kLinkLayerEthernet;
+    info.gbps = PortGbps(context.folder(), port);
     info.mtu = attr.active_mtu;
     info.lid = attr.lid;
     if (attr.state != ibv::kPortActive) {
@@ -226,11 +227,24 @@ int Nearness(std::string_view sysfs, std::string_view pci_a, std::string_view pc
   return 2 * static_cast<int>(num_shared) + (NumaNode(folder_a) == NumaNode(folder_b) ? 1 : 0);
 }
 
+double PortGbps(const std::string& folder, int port) {
+  double gbps = 0;
+  std::ifstream(StrCat(folder, "/ports/", port, "/rate")) >> gbps;  // "400 Gb/sec (4X NDR)"
+  return gbps;
+}
+
 void Select(std::span<OpenNic> nics, std::string_view devices) {
+  double fastest = 0;
   for (auto& [info, context] : nics) {
-    if (info.problem.empty() && !IsWanted(devices, info)) {
-      info.problem = "not in JAXHET_VERBS_DEVICES";
-    }
+    if (!info.problem.empty()) continue;
+    if (!IsWanted(devices, info)) info.problem = "not in JAXHET_VERBS_DEVICES";
+    if (info.problem.empty()) fastest = std::max(fastest, info.gbps);
+  }
+  // A NIC for management beside the fast ones would hold them up.
+  for (auto& [info, context] : nics) {
+    if (!info.problem.empty() || !devices.empty() || info.gbps * 2 >= fastest) continue;
+    info.problem = StrCat(info.gbps, " Gbit/s are far below the fastest NIC's ", fastest,
+                          "; name it in JAXHET_VERBS_DEVICES to use it");
   }
 }
 

@@ -93,7 +93,11 @@ std::string PciAddressOf(const std::string& device_folder);
 // of sysfs, and then on one NUMA node. A device that sysfs does not know shares none.
 int Nearness(std::string_view sysfs, std::string_view pci_a, std::string_view pci_b);
 
-// Marks what the options leave out.
+// Rate of a port in Gbit/s as the kernel states it; 0 if it does not. `folder`: the device's in
+// sysfs.
+double PortGbps(const std::string& folder, int port);
+
+// Marks what the options leave out, and ports that are much slower than the fastest.
 void Select(std::span<OpenNic> nics, std::string_view devices);
 
 }  // namespace jaxhet::verbs
