@@ -2,11 +2,12 @@
 
 With `suggest` as the first argument, runs `models.suggest` with the other arguments instead. If the
 variable `LAYER_S` is set, the config `tiny` has four layers. Each layer sleeps `LAYER_S` seconds
-forward and twice as long backward.
+forward and twice as long backward. The variable is a number, or the name of a file with a number.
 """
 
 import dataclasses
 import os
+import pathlib
 import sys
 import time
 from typing import Any
@@ -28,7 +29,8 @@ def _after_sleep(times: int, x: jax.Array) -> jax.Array:
     """The value of `x`, after so many times the seconds of a layer."""
 
     def sleep(_: Any) -> np.ndarray:
-        time.sleep(times * float(os.environ["LAYER_S"]))
+        path = pathlib.Path(os.environ["LAYER_S"])
+        time.sleep(times * float(path.read_text() if path.exists() else path.name))
         return np.zeros((), np.float32)
 
     slept = jax.pure_callback(sleep, jax.ShapeDtypeStruct((), jnp.float32), x[0, 0, 0])
