@@ -21,7 +21,6 @@ _ENV = {
     "check",
     [
         "SwapsAnySize",
-        "GroupsOfAnySize",
         "ManyAreInFlight",
         "ProgramIsNotHeldByItsSends",
         "RandomExchangesOfThreeRanks",
