@@ -3,23 +3,29 @@
 The object is where a jaxpr does not show its value.
 """
 
+import contextvars
 import dataclasses
 import functools
 import itertools
 import pathlib
 import queue
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend import random as custom_random
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+
+import jaxhet
 
 Function = Callable[..., Any]
 PAIRS: dict[str, Callable[[int], Function]] = {}
@@ -29,7 +35,9 @@ REFUSED = frozenset(
     (
         "io_callback of a cell",
         "io_callback of a partial",
+        "context variable",
         "queue in C",
+        "weak reference",
     )
 )
 
@@ -82,7 +90,19 @@ class _Named(NamedTuple):
     by: int
 
 
+read(lambda o: o.by, "frozen dataclass")(_Frozen)
 read(lambda o: o.by, "named tuple")(_Named)
+
+
+@_calls("class attribute")
+def _(c: int) -> Function:
+    class Scale:
+        by = np.float32(c)
+
+        def __call__(self, v: Any) -> Any:
+            return v * self.by
+
+    return Scale()
 
 
 @read(lambda o: o.by)
@@ -127,6 +147,12 @@ def _(c: int) -> Function:
     return np.vectorize(lambda v: np.float32(v * c))
 
 
+@_calls("jitted function")
+def _(c: int) -> Function:
+    by: Any = jax.jit(lambda: c)
+    return lambda v: v * np.float32(by.__wrapped__())
+
+
 # --- containers and numbers ---
 
 
@@ -143,6 +169,11 @@ def array_of_objects(c: int) -> Any:
 @read(lambda o: o["by"][0])
 def structured_array(c: int) -> Any:
     return np.array([(c,)], [("by", "i4")])
+
+
+@read(lambda o: o.sum())
+def masked_array(c: int) -> Any:
+    return np.ma.array([2, 1], mask=[False, c == 2])
 
 
 @read(next)
@@ -227,6 +258,22 @@ def _(c: int) -> Function:
     return jax.grad(lambda a: scale(a).sum())
 
 
+@_add("custom_root")
+def _(c: int) -> Function:
+    def newton(f: Function, x: Any) -> Any:
+        return jax.lax.fori_loop(0, 20, lambda i, v: v - f(v) / (2 * v), x)
+
+    def root(u: Any) -> Any:
+        return jax.lax.custom_root(lambda v: v * v - c**2, u, newton, lambda g, y: y / g(1.0))
+
+    return lambda a: a * root(a[0, 0])
+
+
+@_add("piece for a platform")
+def _(c: int) -> Function:
+    return jaxhet.per_platform(lambda a: a * c, island1=lambda a: c * a)
+
+
 @_add("kernel of Pallas")
 def _(c: int) -> Function:
     def kernel(x: Any, y: Any) -> None:
@@ -236,6 +283,8 @@ def _(c: int) -> Function:
 
 
 # --- objects of Python's library and of JAX ---
+
+_KEPT: list[Any] = []  # targets of weak references
 
 
 def _queue(made: Any, c: int) -> Any:
@@ -249,6 +298,20 @@ def _turned(of: Any) -> Any:
     return value
 
 
+def _kept(c: int) -> Any:
+    _KEPT.append(_Frozen(c))
+    return _KEPT[-1]
+
+
+class _Array(np.ndarray):
+    by: int
+
+    def __new__(cls, c: int) -> "_Array":
+        made = np.zeros(1).view(cls)
+        made.by = c
+        return made
+
+
 def _dispatched(c: int) -> Any:
     function = functools.singledispatch(lambda v: 0)
     function.register(int)(lambda v: c)
@@ -258,8 +321,12 @@ def _dispatched(c: int) -> Any:
 for _name, _make, _get in (
     ("path", lambda c: pathlib.Path(f"/data/{c}"), lambda o: int(o.name)),
     ("queue", lambda c: _queue(queue.Queue(), c), lambda o: o.queue[0]),
+    ("weak reference", lambda c: weakref.ref(_kept(c)), lambda o: o().by),
+    ("context variable", lambda c: contextvars.ContextVar("by", default=c), lambda o: o.get()),
     ("queue in C", lambda c: _queue(queue.SimpleQueue(), c), _turned),
+    ("random key", jax.random.key, lambda o: jax.random.key_data(o)[1]),
     ("single dispatch", _dispatched, lambda o: o(1)),
+    ("subclass of an array", _Array, lambda o: o.by),
 ):
     read(_get, _name)(_make)
 
@@ -269,7 +336,26 @@ def _(c: int) -> Function:
     return export.export(jax.jit(lambda a: a * c))(jax.ShapeDtypeStruct((1, 6), "float32")).call
 
 
+@_add("random bits of one's own")
+def _(c: int) -> Function:
+    impl = custom_random.define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: jnp.zeros(2, "uint32"),
+        split=lambda key, shape: jnp.broadcast_to(key, (*shape, 2)),
+        random_bits=lambda key, width, shape: jnp.full(shape, c, f"uint{width}"),
+        fold_in=lambda key, data: key,
+        name="equal",
+        tag="equal",
+    )
+    return lambda a: a * jax.random.bits(jax.random.key(0, impl=impl), a.shape).astype("float32")
+
+
 @_add("callback in a loop")
 def _(c: int) -> Function:
     scale = called(lambda v: v * np.float32(c))
     return lambda a: jax.lax.scan(lambda x, _: (scale(x), None), a, None, length=1)[0]
+
+
+@_add("linear solver")
+def _(c: int) -> Function:
+    return lambda a: jax.lax.custom_linear_solve(lambda v: v * 1, a, lambda f, b: b * c)
