@@ -14,7 +14,7 @@ import new_collectives
 import numpy as np
 import orbax.checkpoint as ocp
 from device_put_cases import shards
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -187,6 +187,35 @@ def several_exchanges_of_one_operation() -> Any:
 # Meshes that JAX makes
 
 
+def _sums(on: Mesh) -> Any:
+    array = put(values(), P("x", "y"), on)
+    sums = [
+        jax.shard_map(
+            lambda a, axis=axis: jax.lax.psum(a, axis),
+            mesh=on,
+            in_specs=P("x", "y"),
+            out_specs=P(*(None if name == axis else name for name in "xy")),
+        )
+        for axis in "xy"
+    ]
+    return [shards(jax.jit(sum_)(array)) for sum_ in sums], float(jax.jit(_mean_square)(array))
+
+
+@named
+def hybrid_device_mesh() -> Any:
+    """A mesh whose granules are processes: the CPU's devices have no slices."""
+    devices = mesh_utils.create_hybrid_device_mesh(
+        (1, jax.local_device_count()), (jax.process_count(), 1), process_is_granule=True
+    )
+    return [d.process_index for d in devices.flat], _sums(Mesh(devices, ("x", "y")))
+
+
+@named
+def make_mesh_with_auto_axes() -> Any:
+    sizes = (jax.process_count(), jax.local_device_count())
+    return _sums(jax.make_mesh(sizes, ("x", "y"), axis_types=(AxisType.Auto,) * 2))
+
+
 @named
 def make_mesh_with_explicit_axes() -> Any:
     """Shardings that are types, from operation to operation, and an explicit change of one."""
@@ -219,6 +248,17 @@ def mesh_in_context() -> Any:
 
 
 # Compiling
+
+
+@named
+def lower_and_compile() -> Any:
+    array = put(values(), P("x", "y"))
+    lowered = jax.jit(_mean_square).lower(array)
+    compiled = lowered.compile()
+    assert isinstance(lowered.as_text(), str)
+    assert "HloModule" in (compiled.as_text() or "")
+    assert compiled.memory_analysis() is not None
+    return float(compiled(array)), float(compiled(array))
 
 
 @named
