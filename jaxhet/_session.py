@@ -239,7 +239,8 @@ class Session:
 
     def _wait_for_files(self) -> None:
         """Flushes open files, for a limited time: the process may end without closing them."""
-        self._files.put(_open_files())
+        if not self._closed.is_set():  # else `discard` has given them
+            self._files.put(_open_files())
         self._flusher.join(_FLUSH_S)
 
     def _tell(self, failure: str) -> None:

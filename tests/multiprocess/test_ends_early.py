@@ -77,7 +77,7 @@ class Tracker:
     def __del__(self):
         print("closed", flush=True)
 tracker = Tracker()
-class Stuck(io.RawIOBase):
+class Stuck(io.RawIOBase):  # a pipe that nobody reads
     def flush(self):
         if threading.current_thread() is not threading.main_thread():
             time.sleep(1000)
