@@ -70,7 +70,7 @@ schedulers() { # optional: the tests that start jobs by a real Open MPI, Slurm a
   command -v slurmctld >/dev/null 2>&1 || apt_install slurmctld slurmd slurm-client munge ||
     say "no Slurm: tests/multiprocess/test_slurm.py will be skipped"
   [ -x /usr/sbin/sshd ] || command -v sshd >/dev/null 2>&1 || apt_install openssh-server openssh-client ||
-    say "no sshd: slow tests of tests/multiprocess/test_hosts_train.py will be skipped"
+    say "no sshd: slow tests of tests/multiprocess/test_ssh.py will be skipped"
 }
 
 # Python.

@@ -1,1 +1,1 @@
-"""The start of processes: their environment, their GPUs, and processes on other hosts."""
+"""The start of processes: their environment and their GPUs."""

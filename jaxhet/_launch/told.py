@@ -1,7 +1,7 @@
 """The message by which a process tells `jaxhet launch` that it knows of the job's failure.
 
-It writes a line on stderr, which arrives also from other hosts and without a coordinator. The
-launcher does not show the line.
+It writes a line on stderr, which arrives without a coordinator, too. The launcher does not show the
+line.
 """
 
 import os

@@ -1,7 +1,6 @@
 """The command line: the commands, and the options of those that start programs."""
 
 import os
-import pathlib
 import sys
 from typing import Annotated, Any
 
@@ -97,21 +96,8 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         str, typer.Option(metavar="NAME,...", help="names of the islands; default island0,...")
     ] = "",
     join: _run.Join = False,
-    hosts: Annotated[
-        pathlib.Path | None,
-        typer.Option(
-            metavar="FILE.yaml",
-            help="YAML file of hosts to reach by ssh, with their islands, processes and devices;"
-            " replaces --islands and the other options about islands",
-        ),
-    ] = None,
 ) -> None:
-    """Run COMMAND as the processes of a job of several islands, here or by ssh on other machines.
-
-    The YAML file of --hosts has the keys coordinator (an address of this machine that all hosts
-    reach), hosts (a list), ssh (further arguments of ssh) and env (variables of all processes).
-    Each host has the keys island, host (its name for ssh; default: this machine), processes,
-    devices (of each process), directory, python (a Python with jaxhet) and env.
+    """Run COMMAND as the processes of a job of several islands on this machine.
 
     A program that uses JAX without having joined the job fails, unless --join joins for it.
 
@@ -127,7 +113,6 @@ def launch(  # noqa: PLR0913 (one parameter an option: typer reads them)
         island_names=tuple(name.strip() for name in island_names.split(",") if name.strip()),
         island_env=tuple(map(_island_variable, island_env)),
         join=join,
-        hosts=hosts,
     )
     raise typer.Exit(_launch.launch(command, options))
 

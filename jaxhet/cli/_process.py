@@ -38,7 +38,6 @@ class Process:
         env: Mapping[str, str],
         guardian_fd: int,
         stdin: int,
-        directory: str | None = None,
     ):
         self.label = label
         self.returncode: int | None = None
@@ -52,17 +51,12 @@ class Process:
         self.popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _guardian.__file__, str(guardian_fd), *command],
             env=env,
-            cwd=directory,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             process_group=0,
             pass_fds=(guardian_fd,),
         )
-
-    def poll(self) -> int | None:
-        """The return code as in `subprocess`, or None while it runs."""
-        return self.popen.poll()
 
     def signal_group(self, number: int) -> bool:
         """Signals the group; returns whether it exists (number 0 only asks)."""

@@ -1,17 +1,14 @@
 """`jaxhet launch`: the processes of a job of several islands, watched from outside.
 
 The launcher stays out of the job. It starts the coordinator (`jaxhet._job.coordinator_process`) and
-the processes, here or by ssh on other hosts, each in a process group of its own; then one loop
-waits for output, for the end of a process and for signals. When a process ends, the coordinator is
-told, and tells the others.
+the processes, each in a process group of its own; then one loop waits for output, for the end of a
+process and for signals. When a process ends, the coordinator is told, and tells the others.
 """
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
-import pathlib
 import secrets
 import selectors
 import shutil
@@ -26,10 +23,7 @@ from jaxhet import _config
 from jaxhet._errors import UsageError
 from jaxhet._job import coordinator as _coordinator
 from jaxhet._launch import environ as _environ
-from jaxhet._launch import remote as _remote
-from jaxhet._net.addresses import join_address
-from jaxhet.cli import _cluster, _guardian, _ssh
-from jaxhet.cli._cluster import Place
+from jaxhet.cli import _guardian
 from jaxhet.cli._lines import write
 from jaxhet.cli._process import Process, ending, start_guardian
 
@@ -56,7 +50,21 @@ class Options:
     island_names: tuple[str, ...] = ()
     island_env: tuple[tuple[str, str, str], ...] = ()  # island, variable, value
     join: bool = False  # programs join by themselves: JAXHET_AUTO=join
-    hosts: pathlib.Path | None = None  # in place of islands, their names and their sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Place of a process in the job.
+
+    Attributes:
+      island: Name of its island.
+      env: The island's own variables.
+      devices: Devices of the process; None: a share of the GPUs, or the program's CPU devices.
+    """
+
+    island: str
+    env: dict[str, str]
+    devices: int | None
 
 
 def launch(command: list[str], options: Options) -> int:
@@ -68,12 +76,11 @@ def launch(command: list[str], options: Options) -> int:
       UsageError: the command does not exist, the port is in use, names or sizes are not one for
         each island, or there are too few GPUs.
     """
-    cluster = cluster_of(options)
-    places = _cluster.places(cluster, island_envs(options, cluster.islands))
-    if any(place.host.host is None for place in places) and shutil.which(command[0]) is None:
+    places = _places(options)
+    if shutil.which(command[0]) is None:
         raise UsageError(f"no command {command[0]!r}; name a program that exists after --")
     with contextlib.ExitStack() as stack:
-        job = _Job(command, options, places, cluster, stack)
+        job = _Job(command, options, places, stack)
         job.wait()
         return job.summarize()
 
@@ -93,28 +100,21 @@ def island_names(options: Options) -> tuple[str, ...]:
     return names
 
 
-def cluster_of(options: Options) -> _cluster.Cluster:
-    """The hosts of the file, or this machine with the islands that the options describe.
+def _places(options: Options) -> list[_Place]:
+    """The places of all processes, by process.
 
     Raises:
-      UsageError: names or sizes are not one for each island, the file is wrong, or an option
-        repeats a value of the file.
+      UsageError: names or sizes are not one for each island, or a variable is for none.
     """
-    if options.hosts is None:
-        processes = _per_island("--processes-per-island", options.processes_per_island, options)
-        devices = _per_island("--devices", options.devices or (None,), options)
-        islands = zip(island_names(options), processes, devices, strict=True)
-        hosts = (
-            _cluster.Host(name, processes=count, devices=each) for name, count, each in islands
-        )
-        return _cluster.Cluster(_HOST, tuple(hosts))
-    for name in ("islands", "processes_per_island", "devices", "island_names"):
-        if getattr(options, name) != getattr(Options(), name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{flag} can't be combined with --hosts, whose file says it; leave it out"
-            )
-    return _cluster.read(options.hosts)
+    names = island_names(options)
+    envs = island_envs(options, names)
+    processes = _per_island("--processes-per-island", options.processes_per_island, options)
+    devices = _per_island("--devices", options.devices or (None,), options)
+    return [
+        _Place(name, envs[name], each)
+        for name, count, each in zip(names, processes, devices, strict=True)
+        for _ in range(count)
+    ]
 
 
 def island_envs(options: Options, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
@@ -149,23 +149,18 @@ def exit_event(process: int, text: str) -> bytes:
     return json.dumps({"process": process, "text": text}).encode() + b"\n"
 
 
-def hold_port(port: int, host: str = _HOST) -> socket.socket:
+def hold_port(port: int) -> socket.socket:
     """Binds a port (0: a free one) without listening, so that nobody else is given it meanwhile.
 
     Raises:
-      UsageError: the port is in use, or `host` is not an address of this machine.
+      UsageError: the port is in use.
     """
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock = socket.socket(socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the coordinator binds it as well
     try:
-        sock.bind((host, port))
+        sock.bind((_HOST, port))
     except OSError as error:
         sock.close()
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(
-                f"coordinator: {host!r} is not an address of this machine ({error.strerror}); name"
-                " one that all hosts reach, or run jaxhet launch on the machine that has it"
-            ) from None
         raise UsageError(
             f"port {port} cannot be bound ({error.strerror}); choose another one with --port, or"
             " leave it out for a free one"
@@ -180,13 +175,10 @@ class _Job:
         self,
         command: list[str],
         options: Options,
-        places: tuple[Place, ...],
-        cluster: _cluster.Cluster,
+        places: list[_Place],
         stack: contextlib.ExitStack,
     ):
         """Starts the job; closing `stack` ends the processes that still run."""
-        host = cluster.coordinator
-        self._ssh_options = cluster.ssh
         self._grace_s = DEFAULT_GRACE_S if options.grace_s is None else options.grace_s
         self._waits_for_knowing = options.grace_s is None
         self._selector = stack.enter_context(selectors.DefaultSelector())
@@ -200,14 +192,13 @@ class _Job:
         self._notes: list[str] = []
         self._start_s = time.monotonic()
         _handle_signals(self._selector, self._received, stack)
-        self._held_port = stack.enter_context(hold_port(options.port, host))
+        self._held_port = stack.enter_context(hold_port(options.port))
         self._guardian_fd = start_guardian(stack)
-        port = self._held_port.getsockname()[1]
-        address = join_address(host, port)
+        address = f"{_HOST}:{self._held_port.getsockname()[1]}"
         self._of_job = {
             "JAXHET_LAUNCHED": "1",
             "JAXHET_NUM_PROCESSES": str(len(places)),
-            "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.host.island for place in places)),
+            "JAXHET_ISLANDS": ",".join(dict.fromkeys(place.island for place in places)),
             "JAXHET_COORDINATOR_ADDRESS": address,
             "JAXHET_JOB_SECRET": secrets.token_hex(32),
             **({"JAXHET_AUTO": "join"} if options.join else {}),
@@ -216,7 +207,16 @@ class _Job:
         stack.callback(self._kill_all)
         self._coordinator = self._start_coordinator(address, len(places), base)
         for number, place in enumerate(places):
-            self._follow(number, place.host.island, self._start(number, place, command))
+            assigned = {
+                **self._of_job,
+                "JAXHET_PROCESS_ID": str(number),
+                "JAXHET_ISLAND": place.island,
+            }
+            wanted = [each.devices for each in places]
+            env = _environ.complete({**os.environ, **place.env}, assigned, wanted, number)
+            label = f"process {number} ({place.island})"
+            process = Process(label, command, env, self._guardian_fd, subprocess.DEVNULL)
+            self._follow(number, place.island, process)
 
     def wait(self) -> None:
         """Returns when every process and all processes of its group have ended."""
@@ -277,30 +277,6 @@ class _Job:
             raise UsageError(text)
         self._held_port.close()  # it listens
 
-    def _start(self, number: int, place: Place, command: list[str]) -> Process:
-        """Starts a process, here or by ssh."""
-        host, fd = place.host, self._guardian_fd
-        env = {} if host.host is None else _ssh.forwarded(os.environ)
-        order = _remote.Order(
-            command=command,
-            env={**env, **place.env},
-            assigned={
-                **self._of_job,
-                "JAXHET_PROCESS_ID": str(number),
-                "JAXHET_ISLAND": host.island,
-            },
-            wanted=list(place.wanted),
-            index=place.index,
-        )
-        if host.host is None:
-            label = f"process {number} ({host.island})"
-            base = {**os.environ, **order.env}
-            env = _environ.complete(base, order.assigned, order.wanted, order.index)
-            return Process(label, command, env, fd, subprocess.DEVNULL, host.directory)
-        label = f"process {number} ({host.island} on {host.host})"
-        ssh = _ssh.command(host.host, host.directory, host.python, self._ssh_options)
-        return _ssh.SshProcess(label, ssh, order, fd, os.environ)
-
     def _follow(self, number: int, island: str, process: Process) -> None:
         """Shows the output of a process, and watches for its end."""
         self._all.append(process)
@@ -352,9 +328,9 @@ class _Job:
                 self._stop_after_grace()
 
     def _reap(self) -> None:
-        ended = [p for p in self._processes if p.returncode is None and p.poll() is not None]
+        ended = [p for p in self._processes if p.returncode is None and p.popen.poll() is not None]
         # A signal is a cause; an exit code that is seen at the same time may be its consequence.
-        codes = [(process, code) for process in ended if (code := process.poll()) is not None]
+        codes = [(process, code) for process in ended if (code := process.popen.poll()) is not None]
         for process, code in sorted(codes, key=lambda pair: pair[1] >= 0):
             self._on_end(process, code)
         for process in self._processes:

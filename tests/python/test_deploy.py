@@ -49,6 +49,13 @@ while words:
         subprocess.run(context, env={**kept, "OMPI_COMM_WORLD_RANK": str(rank)}, check=True)
         rank += 1
 """
+# Runs the command here, as a login shell does.
+_SSH = """#!/usr/bin/env python3
+import os, subprocess, sys
+*options, host, command = sys.argv[1:]
+env = {"PATH": os.environ["PATH"], "HOST": host}
+sys.exit(subprocess.run(["sh", "-c", command], cwd="/", env=env).returncode)
+"""
 
 
 _MANIFEST = yaml.safe_load((_DEPLOY / "kubernetes" / "jobset.yaml").read_text())
@@ -189,6 +196,30 @@ def test_mpi_script_numbers_the_processes_of_both_contexts(tmp_path: pathlib.Pat
     refused = _run(env, "sh", "deploy/mpi/job.sh", "nv0", "amd0", "true")
     assert refused.returncode != 0
     assert "openssl rand -hex 32" in refused.stderr
+
+
+def test_ssh_script_starts_a_process_on_each_host(tmp_path: pathlib.Path) -> None:
+    secret = tmp_path / "the secret"
+    secret.write_text("0123456789abcdef\n")
+    env = {**_programs(tmp_path, ssh=_SSH), "JAXHET_JOB_SECRET_FILE": str(secret)}
+    code = f"{_PRINT}print(os.environ['HOST'], os.getcwd(), os.sys.argv[1:])"
+    words = ["it's", 'a "b" $c\nd\n', ""]
+    command = [sys.executable, "-c", code, *words]
+    ended = _run(env, "sh", "deploy/ssh/job.sh", "nv0,nv1", "amd0", *command)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert sorted(line for line in lines if "7733" in line) == [
+        "0 nvidia 3 nv0:7733 17",
+        "1 nvidia 3 nv0:7733 17",
+        "2 amd 3 nv0:7733 17",
+    ]
+    assert sorted(line for line in lines if "7733" not in line) == [
+        f"{host} {ROOT} {words}" for host in ("amd0", "nv0", "nv1")
+    ]
+    failing = [sys.executable, "-c", "import os; exit(int(os.environ['JAXHET_PROCESS_ID']))"]
+    assert _run(env, "sh", "deploy/ssh/job.sh", "nv0", "amd0", *failing).returncode == 1
+    del env["JAXHET_JOB_SECRET_FILE"]
+    assert "openssl rand -hex 32" in _run(env, "sh", "deploy/ssh/job.sh", "a", "b", "c").stderr
 
 
 @pytest.mark.parametrize(

@@ -472,7 +472,7 @@ def test_island_names_that_do_not_fit(names: tuple[str, ...]):
 def test_sizes_that_do_not_fit(options: launch.Options, flag: str):
     words = f"{flag} does not fit {options.islands} islands; give one number for all, or as many as"
     with pytest.raises(UsageError, match=words):
-        launch.cluster_of(options)
+        launch.launch([sys.executable], options)
 
 
 def test_option_value_that_is_not_valid():

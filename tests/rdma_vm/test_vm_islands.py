@@ -56,7 +56,7 @@ _TRAIN = "from tests.support.two_hosts import PROGRAM; exec(PROGRAM)"
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_two_guests_train_as_one_program(pair: tuple[Guest, Guest]):
-    """The program of tests/multiprocess/test_hosts_train.py, over soft-RoCE."""
+    """The program of tests/multiprocess/test_ssh.py, over soft-RoCE."""
     packets = [guest.packets() for guest in pair]
     command = f".venv/bin/python -c {shlex.quote(_TRAIN)}"
     # The program's messages are short; eager ones travel on the control connection.
