@@ -6,8 +6,7 @@ prints a table for each. On CPU a few dtypes keep the test itself working. RDMA 
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -15,9 +14,9 @@ import pytest
 from benchmarks import gpus
 from jaxhet.compiler import Options
 from jaxhet.testing import Job, Shape, island_job
+from tests.support import collectives
 from tools.programs import softverbs
 
-WORKER = pathlib.Path(__file__).with_name("collectives_worker.py")
 CHUNK_BYTES = 64 * 1024
 DTYPES = (
     *("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2"),
@@ -77,15 +76,12 @@ def job(case: Case) -> Iterator[Job]:
         # NCCL's set-up holds the driver until all exchanges are over: both would wait for ever.
         reaches_gpus = case.platform == "cuda" and case.shape.devices == 1
         env |= softverbs("cuda" if reaches_gpus else "")
-    job = island_job(case.shape, WORKER, env)
+    job = island_job(case.shape, env=env)
     yield job
     job.close()
 
 
 def itemsize(dtype: str) -> int:
-    import ml_dtypes
-
-    assert ml_dtypes.bfloat16  # registers the names of the small float types with numpy
     return np.dtype(dtype).itemsize
 
 
@@ -95,16 +91,32 @@ def sizes(dtype: str) -> list[int]:
     return [0, 1, 7, chunk - 1, chunk, chunk + 1, 3 * chunk + 5]
 
 
+def ask(
+    job: Job, case: Case, dtype: str, names: Sequence[str], elements: Sequence[int]
+) -> collectives.Found:
+    """Differences from numpy of collectives of blocks with these numbers of elements."""
+    size = case.shape.num_devices
+    cases = [
+        collectives.Case(name, dtype, (number * collectives.factor(name, size),))
+        for name in names
+        for number in elements
+        if number or name not in collectives.NOT_EMPTY
+    ]
+    request = (collectives.found, ("all", case.shape.devices_of_processes, cases))
+    return collectives.merged(job.ask(request, 300))
+
+
 @pytest.mark.timeout(900)
 def test_collectives_are_those_of_numpy(case: Case, job: Job) -> None:
     wrong = []
     print(f"\n{case.transport} on {case.platform}, {case.shape}: right of all sizes")
+    more = ("broadcast",) if case.platform == "cuda" else ()  # JAX has no lowering for CPUs
     for dtype in case.dtypes:
-        answers = job.ask({"dtype": dtype, "sizes": sizes(dtype)}, 300)
         right: dict[str, list[bool]] = {}
-        for name in answers[0]:
-            texts = [text for answer in answers for text in answer.get(name, ["no answer"])]
-            wrong += [f"{dtype} {name}: {text}" for text in texts]
+        names = (*collectives.operations(dtype), *more)
+        for name, of_devices in ask(job, case, dtype, names, sizes(dtype)).items():
+            texts = [f"{name}: {text}" for text, _ in of_devices.values() if text]
+            wrong += texts
             right.setdefault(name.split()[0], []).append(not texts)
         cells = (f"{name} {sum(found)}/{len(found)}" for name, found in right.items())
         print(f"{dtype:14}", "  ".join(cells))
@@ -118,14 +130,14 @@ def test_long_sums_come_in_parts(dtype: str, case: Case, job: Job) -> None:
         pytest.skip("sums come in parts on GPUs only")
     of_island = case.shape.num_devices // case.shape.islands
     size = Options().part_bytes * 3 * of_island // itemsize(dtype) + 77
-    request = {"dtype": dtype, "sizes": [size], "operations": ["sum", "max"]}
-    assert [answer for answer in job.ask(request, 300) if any(answer.values())] == []
+    for name, of_devices in ask(job, case, dtype, ("sum", "max"), [size]).items():
+        assert not any(text for text, _ in of_devices.values()), (name, of_devices)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (7, 13), (257, 64)])
 def test_bf16_sums_have_equal_bits_on_all_ranks(count: int, width: int, job: Job) -> None:
-    answers = job.ask({"precision": (count, width)})
+    answers = job.ask((collectives.precision, (count, width)))
     for name in answers[0]:
         digests = [digest for answer in answers for digest in answer[name]]
         assert len(set(digests)) == 1, f"{name}: ranks have {digests}"

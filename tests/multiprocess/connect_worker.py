@@ -1,6 +1,6 @@
 """One process of a job that connects processes when a program needs them.
 
-It answers requests `(action, process)`: this process alone acts, or all of them for -1.
+`answer` has an action and the process that alone acts, or -1 for all of them.
 """
 
 from typing import Any
@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from benchmarks.processes_worker import peer_sockets
-from jaxhet.testing import serve
 
 _COLUMNS = 70_001  # more than an eager message
 _AXES = {"rails": ("island",), "islands": ("rank",), "all": ("island", "rank")}
@@ -34,10 +33,10 @@ def _program(axes: tuple[str, ...]) -> tuple[Any, jax.Array]:
     return jax.jit(body), x
 
 
-def answer(request: tuple[str, int]) -> tuple[int, Any]:
+def answer(action: str, process: int) -> tuple[int, Any]:
     """This process, and what `_act` returns; None if another process acts."""
-    acts = request[1] in (-1, jax.process_index())
-    return jax.process_index(), _act(*request[0].split()) if acts else None
+    acts = process in (-1, jax.process_index())
+    return jax.process_index(), _act(*action.split()) if acts else None
 
 
 def _act(action: str, *names: str) -> Any:
@@ -49,7 +48,3 @@ def _act(action: str, *names: str) -> Any:
         function.lower(x).compile()
         return [p.process for p in jaxhet.paths() if p.transport]
     return np.unique(np.asarray(function(x).addressable_shards[0].data)).tolist()
-
-
-if __name__ == "__main__":
-    serve(answer)

@@ -19,7 +19,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
-from jaxhet.testing import serve
 
 NAMED: dict[str, Callable[..., Any]] = {**new_collectives.NAMED}
 ON_ISLANDS: dict[str, Callable[..., Any]] = {  # JAX raises errors for these in one world on CPUs
@@ -320,15 +319,10 @@ def orbax(folder: str) -> Any:
     return {key: shards(array) for key, array in restored.items()}
 
 
-def _answer(request: tuple[str, tuple[Any, ...]]) -> Any:
+def answer(name: str, *arguments: Any) -> Any:
     """(process, value, error)."""
-    name, arguments = request
     me = jax.process_index()
     try:
         return me, jax.device_get({**NAMED, **ON_ISLANDS}[name](*arguments)), None
     except Exception:
         return me, None, traceback.format_exc()
-
-
-if __name__ == "__main__":
-    serve(_answer)

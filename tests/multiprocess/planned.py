@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matrix
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -63,14 +62,15 @@ def _mesh() -> Mesh:
     return jaxhet.make_mesh({"data": -1, "model": 2})
 
 
-def _values(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+def _values(shape: tuple[int, ...], mesh: Mesh, spec: P) -> jax.Array:
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, spec), values.__getitem__)
 
 
 def _scan() -> Program:
     """Two loops, one inside the other."""
     mesh = _mesh()
-    x = matrix.put(_values(mesh.shape["data"], 7), mesh, P("data"))
+    x = _values((mesh.shape["data"], 7), mesh, P("data"))
 
     def inner(c: jax.Array, _: Any) -> Any:
         return jax.lax.psum(c, "data") * 0.5, None
@@ -89,8 +89,8 @@ def _scan() -> Program:
 def _train_step() -> Program:
     """Gradients large enough for a two-shot all-reduce, through `jaxhet.jit`."""
     mesh = _mesh()
-    x = matrix.put(_values(mesh.size * 4, 200), mesh, P(("data", "model")))
-    w = matrix.put(_values(200, 200), mesh, P())
+    x = _values((mesh.size * 4, 200), mesh, P(("data", "model")))
+    w = _values((200, 200), mesh, P())
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         return w - jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)

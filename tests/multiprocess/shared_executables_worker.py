@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxhet
 from jaxhet import _session, _set_up
-from jaxhet.testing import serve
 
 _noted: list[str] = []  # programs that this process has
 _loaded: list[str] = []  # programs that another process compiled
@@ -168,7 +167,8 @@ def _end(how: str | None) -> None:
         os.kill(os.getpid(), signal.Signals[how])
 
 
-def _answer(request: dict[str, Any]) -> Any:
+def answer(request: dict[str, Any]) -> Any:
+    """The result of a step, and counts of programs. The test has the keys of a request."""
     if folder := request.get("cache"):
         jax.config.update("jax_compilation_cache_dir", f"{folder}/{jax.process_index()}")
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -182,7 +182,3 @@ def _answer(request: dict[str, Any]) -> Any:
     result = _train(constant)
     compiled = len(_noted) - len(_loaded) - len(_cached)
     return result | {"compiled": compiled, "loaded": len(_loaded)}
-
-
-if __name__ == "__main__":
-    serve(_answer)

@@ -1,24 +1,19 @@
-"""Collective × dtype × form of the groups × shape of the islands, against one world.
+"""Collective × dtype × form of the groups × shape of the islands, against numpy.
 
 Every collective meets every form of groups on every shape and with every algorithm; which dtypes
 meet a form changes from shape to shape. The slow cases have every dtype on the small shapes.
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-import compare
-import matrix
-import numpy as np
 import pytest
 
 from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
-from tests.support.jobs import Start
+from tests.support import collectives
 
 pytestmark = pytest.mark.early
 
-_WORKER = pathlib.Path(__file__).with_name("worker.py")
 UNEQUAL = Shape(2, processes=(1, 3), devices=(4, 2))
 # Shape, algorithm, and which of the dtypes of each form: compiling them all takes minutes.
 CASES = (
@@ -37,8 +32,6 @@ THOROUGH_CASES = (
     (UNEQUAL, "flat", slice(0, None, 3)),
     (UNEQUAL, "hierarchical", slice(1, None, 3)),
 )
-X64 = {"JAX_ENABLE_X64": "1"}
-SAME_IN_GROUP = {"sum", "max", "min", "gather"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +42,11 @@ class Case:
     job: Job
     part: slice
 
-    def dtypes(self, form: str) -> list[str]:
+    def dtypes(self, form: str) -> Sequence[str]:
         """Types that this form is tested with in this shape."""
-        first = list(matrix.FORMS).index(form) + self.shape.num_devices
-        return list(matrix.DTYPES[first % len(matrix.FORMS) :: len(matrix.FORMS)][self.part])
+        names = list(collectives.FORMS)
+        first = names.index(form) + self.shape.num_devices
+        return collectives.DTYPES[first % len(names) :: len(names)][self.part]
 
 
 def _params() -> Iterator[object]:
@@ -61,33 +55,53 @@ def _params() -> Iterator[object]:
             yield pytest.param(case, id=f"{case[0]}-{case[1]}-{kind}", marks=marks)
 
 
+def _start(shape: Shape, algorithm: str) -> Job:
+    env = {**FAST_COMPILE, "JAX_ENABLE_X64": "1", "JAXHET__ALGORITHM": algorithm}
+    return island_job(shape, env=env)
+
+
 @pytest.fixture(scope="module", params=_params())
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     shape, algorithm, part = request.param
-    job = island_job(shape, _WORKER, {**FAST_COMPILE, **X64, "JAXHET__ALGORITHM": algorithm})
-    yield Case(shape, job, part)
-    job.close()
+    with _start(shape, algorithm) as job:
+        yield Case(shape, job, part)
 
 
-@pytest.mark.parametrize("form", matrix.FORMS)
-def test_collectives_of_dtypes(form: str, case: Case, start: Start) -> None:
-    devices = case.shape.devices_of_processes
-    request = {"form": form, "devices": devices, "dtypes": case.dtypes(form)}
-    result, world = compare.run_both(case.job, start(case.shape.num_devices, **X64), request)
-    compare.assert_same(result, world)
-    assert result.exchanges > 0
-    groups = matrix.FORMS[form](devices).groups
-    positions = sorted(groups.ravel())
-    for name, mine, theirs in zip(result.names, result.shards, world.shards, strict=True):
-        dtype, operation = name.split()
-        if not (is_inexact(dtype) and "sum" in operation):
-            for a, b in zip(mine, theirs, strict=True):
-                assert a.tobytes() == b.tobytes(), name
-        by_position = dict(zip(positions, mine, strict=True))
-        for group in groups if operation in SAME_IN_GROUP else ():
-            compare.assert_bit_equal([by_position[p] for p in group])
+def _check(job: Job, shape: Shape, name: str, dtypes: Sequence[str]) -> None:
+    """Collectives of small blocks of odd size, along either dimension; replicas have equal bits."""
+    form = collectives.FORMS[name](shape.devices_of_processes)
+    size = form.groups.shape[1]
+    cases = [
+        collectives.Case(
+            operation,
+            dtype,
+            (size, 3 * size) if collectives.factor(operation, size) > 1 else (1, 3 * size - 1),
+            dim=number % 2,
+            is_whole=False,
+        )
+        for number, dtype in enumerate(dtypes)
+        for operation in collectives.operations(dtype, form)
+    ]
+    answers = job.ask((collectives.found, (name, shape.devices_of_processes, cases)))
+    for title, of_devices in collectives.merged(answers).items():
+        assert not any(text for text, _ in of_devices.values()), (title, of_devices)
+        assert of_devices.keys() == set(form.groups.ravel().tolist())
+        for group in form.groups if title.split()[0] in collectives.SAME_IN_GROUP else ():
+            assert len({of_devices[position][1] for position in group}) == 1, title
 
 
-def is_inexact(dtype: str) -> bool:
-    """Whether sums of the matrix round."""
-    return np.dtype(dtype).kind in "fc" or dtype == "bfloat16"
+@pytest.mark.parametrize("form", collectives.FORMS)
+def test_collectives_of_dtypes(form: str, case: Case) -> None:
+    _check(case.job, case.shape, form, case.dtypes(form))
+
+
+def test_collectives_of_types_of_less_than_a_byte() -> None:
+    """All groups cross: plain JAX damages memory in collectives of two bits inside an island."""
+    shape = Shape(2, 1, 2)
+    with _start(shape, "flat") as job:
+        for form in ("all", "halves"):
+            for dtypes in (
+                collectives.SMALL,
+                collectives.SMALL[1:],
+            ):  # each type along either dimension
+                _check(job, shape, form, dtypes)

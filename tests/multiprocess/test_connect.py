@@ -1,14 +1,13 @@
 """Jobs that connect two processes when a program needs them (JAXHET__CONNECT=needed)."""
 
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import connect_worker
 import pytest
 
 from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
 
-_WORKER = pathlib.Path(__file__).with_name("connect_worker.py")
 _SHAPE = Shape(2, 3)
 _RAILS = {0: [3], 1: [4], 2: [5], 3: [0], 4: [1], 5: [2]}
 _OTHERS = {process: [p for p in range(6) if p != process] for process in range(6)}
@@ -18,7 +17,7 @@ _SERVICES = 4
 
 def _ask(job: Job, action: str, process: int = -1) -> dict[int, Any]:
     """The answers of all processes; `process` alone acts if it is given."""
-    return dict(job.ask((action, process), 60))
+    return dict(job.ask((connect_worker.answer, (action, process)), 60))
 
 
 def _by_process(values: Sequence[Any]) -> dict[int, Any]:
@@ -28,9 +27,8 @@ def _by_process(values: Sequence[Any]) -> dict[int, Any]:
 @pytest.fixture
 def job() -> Iterator[Job]:
     env = {**FAST_COMPILE, "JAXHET__CONNECT": "needed", "JAXHET_TRANSPORTS": "socket"}
-    job = island_job(_SHAPE, _WORKER, env)
-    yield job
-    job.close()
+    with island_job(_SHAPE, env=env) as job:
+        yield job
 
 
 def test_processes_connect_when_a_program_needs_it(job: Job) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from jaxhet.testing import Job, Shape, island_job, joined_job
 
-WORKER = pathlib.Path(jax_api_worker.__file__)
 SHAPE = Shape(2, processes=(1, 2), devices=2)
 UNEQUAL = Shape(2, processes=(1, 2), devices=(4, 2))
 SAME_WHEREVER_DEVICES_ARE = (
@@ -25,29 +24,26 @@ SAME_WHEREVER_DEVICES_ARE = (
 
 @pytest.fixture(scope="module")
 def islands() -> Iterator[Job]:
-    job = island_job(SHAPE, WORKER)
-    yield job
-    job.close()
+    with island_job(SHAPE) as job:
+        yield job
 
 
 @pytest.fixture(scope="module")
 def unequal_islands() -> Iterator[Job]:
-    job = island_job(UNEQUAL, WORKER)
-    yield job
-    job.close()
+    with island_job(UNEQUAL) as job:
+        yield job
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[Job]:
-    job = joined_job(SHAPE, WORKER)
-    yield job
-    job.close()
+    with joined_job(SHAPE) as job:
+        yield job
 
 
 def _ask(job: Job, name: str, *arguments: object) -> list[Any]:
     """Result of the function on each process."""
     values = {}
-    for process, value, error in job.ask((name, arguments)):
+    for process, value, error in job.ask((jax_api_worker.answer, (name, *arguments))):
         assert error is None, error
         values[process] = value
     return [values[process] for process in sorted(values)]

@@ -10,10 +10,11 @@ import time
 from typing import Any
 
 import pytest
+from shared_executables_worker import answer
 
 from jaxhet.testing import Shape, island_job
 
-WORKER = pathlib.Path(__file__).with_name("shared_executables_worker.py")
+_ENV = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": ""}
 _NUM_PROGRAMS = 6  # all that processes share
 _NUM_PARTITIONED = 3  # programs with `custom_partitioning` among them
 _WITHIN_S = 20.0  # the limit for an executable is 600 s
@@ -21,12 +22,9 @@ _WITHIN_S = 20.0  # the limit for an executable is 600 s
 
 def _train(**request: Any) -> tuple[list[dict[str, Any]], str]:
     """Trains in a job of two islands; the answers by process, and the log."""
-    job = island_job(Shape(2), WORKER, {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": ""})
-    try:
-        answers = sorted(job.ask(request, 100), key=lambda answer: answer["process"])
-        return answers, job.log.read_text()
-    finally:
-        job.close()
+    with island_job(Shape(2), env=_ENV) as job:
+        answers = job.ask((answer, (request,)), 100)
+        return sorted(answers, key=lambda answer: answer["process"]), job.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +77,8 @@ def test_other_program_is_an_error_though_its_process_waits_for_the_executable()
 
 
 def test_wait_ends_when_its_process_leaves() -> None:
-    job = island_job(Shape(2), WORKER, {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": ""})
-    with job:
-        answers = job.ask({"share": True, "leaves": True}, 100)
+    with island_job(Shape(2), env=_ENV) as job:
+        answers = job.ask((answer, ({"share": True, "leaves": True},)), 100)
         log = job.log.read_text()
     told = next(answer for answer in answers if "leaves" in answer)
     assert max(seconds for seconds, _ in told.values()) < _WITHIN_S
