@@ -11,17 +11,10 @@ import time
 import pytest
 from watched import WatchedJob, assert_others_report
 
+from tests.multiprocess.two_islands import SET_UP
+
 _PROGRAM = """
-import os, sys
-import jax, numpy as np, jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
-jaxhet.initialize()
-me = jax.process_index()
-mesh = jaxhet.make_mesh({"x": -1})
-split = NamedSharding(mesh, P("x"))
-def rows(step):
-    own = np.full((1, 1 << 20), step * (me + 1), np.float32)
-    return jax.make_array_from_callback((2, 1 << 20), split, lambda i: own)
+def rows(step): return put(np.repeat([[np.float32(step)], [np.float32(2 * step)]], 1 << 20, 1))
 with jax.set_mesh(mesh):
     start = jaxhet.jit(lambda x: jaxhet.start(x, "x"), donate_argnums=0)
     finish = jaxhet.jit(jaxhet.finish)
@@ -49,7 +42,7 @@ _MOMENTS = [(i % 2, round(_random.uniform(0, 0.3), 4)) for i in range(_KILLS)]
     ],
 )
 def test_kill_between_start_and_finish(victim: int, delay_s: float) -> None:
-    job = WatchedJob(["-c", _PROGRAM], islands=2)
+    job = WatchedJob(["-c", SET_UP + _PROGRAM], islands=2)
     pid = int(job.wait_for(r"@ under way (\d+)", victim)[1])
     time.sleep(delay_s)
     os.kill(pid, signal.SIGKILL)

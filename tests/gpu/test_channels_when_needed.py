@@ -2,22 +2,15 @@
 
 import pytest
 
-from benchmarks import gpus
 from tests.faults.watched import WatchedJob
+from tests.gpu.scripts_on_gpus import require_gpus
+from tests.multiprocess.two_islands import SET_UP
 
 # Sums over rails while the program that needs other channels is compiled.
 _SCRIPT = """
-import os
-import jax, jax.numpy as jnp, numpy as np
-import jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxhet import _session
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": -1})
-rows = NamedSharding(mesh, P("x"))
 data = np.arange(4 * 100_000, dtype=np.float32).reshape(4, -1)
-x = jax.make_array_from_callback(data.shape, rows, data.__getitem__)
+x = put(data)
 total = jax.jit(lambda v: jnp.sum(v, axis=0))
 swapped = jax.jit(jax.shard_map(
     lambda v: jax.lax.ppermute(v, "x", [(i, 3 - i) for i in range(4)]),
@@ -45,10 +38,11 @@ say("others")
 def test_permute_between_other_places_opens_channels(
     islands: int | tuple[int, int], transport: str
 ) -> None:
-    if reason := gpus.why_fewer_than(4):
-        pytest.skip(reason)
+    require_gpus("cuda", 4)
     env = {"JAX_PLATFORMS": "", "JAXHET_TRANSPORTS": transport}
-    job = WatchedJob(["-c", _SCRIPT], islands=islands, devices=2 if islands == 2 else 1, env=env)
+    job = WatchedJob(
+        ["-c", SET_UP + _SCRIPT], islands=islands, devices=2 if islands == 2 else 1, env=env
+    )
     job.wait(180)
     found = [line.text.split() for line in job.lines if line.text.startswith(("rails", "others"))]
     ends = {name: int(number) for name, number, *_ in found}

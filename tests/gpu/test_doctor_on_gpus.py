@@ -2,22 +2,21 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from benchmarks import gpus
 from jaxhet import _ffi
+from tests.gpu.scripts_on_gpus import ON_GPUS, require_gpus
 from tests.support import schemas
+from tests.support.commands import launch, python
 
 
 def test_doctor_lists_the_gpus_of_this_machine():
     found = _ffi.vendors()
     if not any(devices for _, devices, _ in found):
         pytest.skip("; ".join(f"{name}: {reason}" for name, _, reason in found))
-    command = [sys.executable, "-m", "jaxhet.cli", "doctor", "--json"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    command = ("-m", "jaxhet.cli", "doctor", "--json")
+    ended = python(*command, env=ON_GPUS, exit_code=None)
     report = json.loads(ended.stdout)
     assert ended.returncode == (0 if report["ok"] else 1), ended.stderr
     for (name, devices, _), vendor in zip(found, report["vendors"], strict=True):
@@ -30,21 +29,11 @@ def test_doctor_lists_the_gpus_of_this_machine():
 
 @pytest.mark.timeout(600)
 def test_channels_between_two_gpus_are_proven_by_what_the_gpus_write(tmp_path: pathlib.Path):
-    if reason := gpus.why_fewer_than(2):
-        pytest.skip(reason)
+    require_gpus("cuda")
     report = tmp_path / "report.json"
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "jaxhet.cli", "launch", "--islands", "2", "--devices", "1"),
-            *("--", sys.executable, "-m", "jaxhet.cli", "doctor", "--qualify"),
-            *("--report", str(report)),
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    job = launch("--islands=2", "--devices=1")
+    doctor = ("-m", "jaxhet.cli", "doctor", "--qualify", "--report", report)
+    python(*job, *doctor, env=ON_GPUS, timeout_s=500)
     schemas.check("qualify", report.read_text())
     (pair,) = json.loads(report.read_text())["pairs"]
     assert pair["platforms"] == ["cuda", "cuda"]

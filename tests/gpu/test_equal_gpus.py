@@ -2,29 +2,11 @@
 
 import re
 
-import pytest
+from tests.gpu.scripts_on_gpus import ON_BOTH, told
 
-from benchmarks import gpus
-from tests.faults.watched import WatchedJob
-
-PLATFORMS = pytest.mark.parametrize(
-    "platform", ["cuda", pytest.param("cpu", marks=pytest.mark.slow)]
-)
-_START = """
-import time
-import jax, jax.numpy as jnp, numpy as np
-import jaxhet
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": -1})
-rows = NamedSharding(mesh, P("x"))
-"""
 # The programs differ only in the result of the function of `partition`.
 _FACTORY = """
-ones = np.ones((2, 6), np.float32)
-x = jax.make_array_from_callback(ones.shape, rows, ones.__getitem__)
+from jax.experimental.custom_partitioning import custom_partitioning
 
 def make(factor):
     @custom_partitioning
@@ -39,7 +21,7 @@ def make(factor):
         sharding_rule="i j -> i j",
     )
     total = lambda v: jnp.broadcast_to(jnp.sum(scaled(v), axis=0), v.shape)
-    return jax.jit(total, out_shardings=rows)
+    return jax.jit(total, out_shardings=x.sharding)
 
 for factor in (2, 3, 4):
     result = jax.block_until_ready(make(factor)(x))
@@ -48,7 +30,7 @@ for factor in (2, 3, 4):
 # With jax_debug_nans a process with a NaN raises, while another one may compile the next program.
 _NANS = """
 jax.config.update("jax_debug_nans", True)
-x = jax.device_put(np.arange(8, dtype=np.float32), rows)
+x = put(np.arange(8, dtype=np.float32))
 begin = time.monotonic()
 try:
     print("value", jax.jit(lambda v: jnp.log(v - 1).sum())(x), flush=True)
@@ -58,27 +40,17 @@ except Exception as error:
 """
 
 
-def _run(platform: str, script: str) -> WatchedJob:
-    if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
-        pytest.skip(reason)
-    env = {"JAX_PLATFORMS": "cpu" if platform == "cpu" else ""}
-    job = WatchedJob(["-c", _START + script], islands=2, env=env)
-    job.wait(120)
-    return job
-
-
-@PLATFORMS
+@ON_BOTH
 def test_programs_that_differ_in_a_partition_function_have_their_own_values(platform: str) -> None:
-    job = _run(platform, _FACTORY)
-    for process in range(2):
-        mine = [line.text for line in job.lines if line.process == process]
+    both, job = told(platform, _FACTORY)
+    for mine in both:
         values = [text for text in mine if text.startswith("value")]
         assert values == ["value 4.0", "value 6.0", "value 8.0"], job.text()
 
 
-@PLATFORMS
+@ON_BOTH
 def test_process_does_not_wait_for_programs_of_one_that_has_raised(platform: str) -> None:
-    job = _run(platform, _NANS)
+    _, job = told(platform, _NANS)
     raised = [job.first(process, "raised") for process in range(2)]
     for process, line in enumerate(raised):
         assert line, f"process {process} has not raised:\n{job.text()}"

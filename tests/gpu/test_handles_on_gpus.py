@@ -2,20 +2,12 @@
 
 import pytest
 
-from benchmarks import gpus
-from tests.faults.watched import WatchedJob
+from tests.gpu.scripts_on_gpus import ON_BOTH, told
 
 _SCRIPT = """
-import jax, numpy as np, jax.numpy as jnp
-import jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": 2})
-split = NamedSharding(mesh, P("x"))
 def rows(size, seed):
     whole = np.random.default_rng(seed).standard_normal((2, size)).astype(np.float32)
-    return whole, jax.make_array_from_callback(whole.shape, split, whole.__getitem__)
+    return whole, put(whole)
 with jax.set_mesh(mesh):
     start = jaxhet.jit(lambda x: jaxhet.start(x, "x", name="a"), donate_argnums=0)
     second = jaxhet.jit(lambda x: jaxhet.start(x, "x", name="b", wire="mxint8"))
@@ -47,19 +39,12 @@ print("closed")
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", ["", "host", "socket"])
-@pytest.mark.parametrize("platform", ["cuda", pytest.param("cpu", marks=pytest.mark.slow)])
+@ON_BOTH
 def test_handles_outlive_programs_on_gpus(platform: str, transport: str) -> None:
-    if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
-        pytest.skip(reason)
     if platform == "cpu" and transport == "host":
         pytest.skip("a transport of GPUs")
-    env = {"JAX_PLATFORMS": "cpu" if platform == "cpu" else ""}
-    env |= {"JAXHET_TRANSPORTS": transport} if transport else {}
-    job = WatchedJob(["-c", _SCRIPT], islands=2, env=env)
-    assert job.wait(200) == 0, job.text()
-    for process in range(2):
-        told = [line.text for line in job.lines if line.process == process]
-        assert "right True" in told, job.text()
-        assert "restored True" in told, job.text()
-        assert "closed" in told, job.text()
-        assert any("was started and never finished" in text for text in told), job.text()
+    env = {"JAXHET_TRANSPORTS": transport} if transport else {}
+    both, job = told(platform, _SCRIPT, **env)
+    for lines in both:
+        assert {"right True", "restored True", "closed"} <= {*lines}, job.text()
+        assert any("was started and never finished" in line for line in lines), job.text()

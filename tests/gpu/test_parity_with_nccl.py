@@ -2,24 +2,22 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from benchmarks import gpus
+from tests.gpu.scripts_on_gpus import ON_BOTH, ON_GPUS, require_gpus
+from tests.support.commands import python
 
 STEPS = 40
 SYSTEMS = {"cuda": "cuda_ipc,host,socket,nccl", "cpu": "host,nccl"}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("platform", ["cuda", pytest.param("cpu", marks=pytest.mark.slow)])
+@ON_BOTH
 def test_deterministic_islands_have_the_bits_of_one_world(
     platform: str, tmp_path: pathlib.Path
 ) -> None:
-    if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
-        pytest.skip(reason)
+    require_gpus(platform)
     words = {
         "platform": platform,
         "systems": SYSTEMS[platform],
@@ -31,13 +29,8 @@ def test_deterministic_islands_have_the_bits_of_one_world(
         "json": tmp_path / "parity.json",
     }
     options = [f"--{name}={value}" for name, value in words.items()]
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_parity", "--deterministic", "--no-floor", *options],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    command = ("-m", "benchmarks.gpu_parity", "--deterministic", "--no-floor", *options)
+    python(*command, env=ON_GPUS, timeout_s=580)
     *islands, world = json.loads((tmp_path / "parity.json").read_text())["rows"]
     assert len(islands) == SYSTEMS[platform].count(",")
     for row in islands:

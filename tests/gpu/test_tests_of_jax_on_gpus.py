@@ -14,7 +14,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import gpus
+from tests.gpu.scripts_on_gpus import ON_BOTH, require_gpus
 from tests.support import published
 
 _FOLDER = "jax/tests/multiprocess"
@@ -47,10 +47,9 @@ def _table(outcomes: dict[str, str]) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("platform", ["cuda", pytest.param("cpu", marks=pytest.mark.slow)])
+@ON_BOTH
 def test_islands_pass_tests_of_jax(platform: str) -> None:
-    if platform == "cuda" and (reason := gpus.why_fewer_than(2)):
-        pytest.skip(reason)
+    require_gpus(platform)
     if reason := published.missing(f"{_FOLDER}/array_test.py"):
         pytest.skip(reason)
     files = [str(published.find(f"{_FOLDER}/{name}_test.py")) for name in _FILES]

@@ -13,39 +13,25 @@ import jax.numpy as jnp
 import new_collectives
 import numpy as np
 import orbax.checkpoint as ocp
-from device_put_cases import shards
+from device_put_cases import shards as _shards
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxhet
 
-NAMED: dict[str, Callable[..., Any]] = {**new_collectives.NAMED}
-ON_ISLANDS: dict[str, Callable[..., Any]] = {  # JAX raises errors for these in one world on CPUs
-    "move_all": device_put_cases.move_all,
-    "as_jax_does": device_put_cases.as_jax_does,
-    "refusal_of_host_memory": device_put_cases.refusal_of_host_memory,
-    "refusal_of_a_device": device_put_cases.refusal_of_a_device,
-}
 
-
-def named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers a function under its name."""
-    NAMED[function.__name__] = function
-    return function
-
-
-def mesh() -> Mesh:
+def _mesh() -> Mesh:
     """A mesh of two axes, the first of which crosses islands."""
     return jaxhet.make_mesh({"x": -1, "y": 2})
 
 
-def put(value: np.ndarray, spec: P, on: Mesh | None = None) -> jax.Array:
+def _put(value: np.ndarray, spec: P, on: Mesh | None = None) -> jax.Array:
     """A global array from the same value on all processes."""
-    return device_put_cases.put(value, NamedSharding(on or mesh(), spec))
+    return device_put_cases.put(value, NamedSharding(on or _mesh(), spec))
 
 
-def values(rows: int = 12, columns: int = 6) -> np.ndarray:
+def _values(rows: int = 12, columns: int = 6) -> np.ndarray:
     return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
 
 
@@ -56,7 +42,6 @@ def _mean_square(a: jax.Array) -> jax.Array:
 # multihost_utils
 
 
-@named
 def broadcast_one_to_all() -> Any:
     me = jax.process_index()
     tree = {"a": np.full((3,), me + 7.0, np.float32), "b": np.int32(me)}
@@ -66,24 +51,21 @@ def broadcast_one_to_all() -> Any:
     )
 
 
-@named
 def process_allgather() -> Any:
     me = jax.process_index()
     tree = {"a": np.full((2, 3), me, np.int32), "b": np.float32(me)}
     return (
         multihost_utils.process_allgather(tree),
         multihost_utils.process_allgather(tree, tiled=True),
-        multihost_utils.process_allgather(put(values(), P("x", "y")), tiled=True),
+        multihost_utils.process_allgather(_put(_values(), P("x", "y")), tiled=True),
     )
 
 
-@named
 def sync_global_devices() -> Any:
     multihost_utils.sync_global_devices("here")
     multihost_utils.assert_equal({"a": np.arange(5), "b": 3}, "not reached")
 
 
-@named
 def assert_equal_of_what_differs() -> Any:
     try:
         multihost_utils.assert_equal(jax.process_index(), "the processes differ")
@@ -91,13 +73,12 @@ def assert_equal_of_what_differs() -> Any:
         return str(error).split(".")[0]
 
 
-@named
 def host_local_arrays() -> Any:
-    local = values(4) + 100 * jax.process_index()
+    local = _values(4) + 100 * jax.process_index()
     on = Mesh(np.array(jax.devices()).reshape(jax.process_count(), -1), ("p", "d"))
     array = multihost_utils.host_local_array_to_global_array(local, on, P("p"))
     back = multihost_utils.global_array_to_host_local_array(array * 2, on, P("p"))
-    return shards(array), np.asarray(back)
+    return _shards(array), np.asarray(back)
 
 
 # Moving arrays
@@ -108,65 +89,58 @@ SPECS = (P("x", "y"), P("y", "x"), P(("x", "y")), P(None, "y"), P("x"), P())
 NOT_IN_JIT = ({P("y", "x"), P(("x", "y"))},)
 
 
-@named
 def device_put_is_exact() -> Any:
     for spec in SPECS:
-        sharding = NamedSharding(mesh(), spec)
-        for source in (values(24, 24), put(values(24, 24), P("x", "y"))):
+        sharding = NamedSharding(_mesh(), spec)
+        for source in (_values(24, 24), _put(_values(24, 24), P("x", "y"))):
             for shard in jax.device_put(source, sharding).addressable_shards:
-                np.testing.assert_array_equal(shard.data, values(24, 24)[shard.index])
+                np.testing.assert_array_equal(shard.data, _values(24, 24)[shard.index])
 
 
-@named
 def device_put_to_another_mesh_order() -> Any:
-    turned = Mesh(mesh().devices[::-1], ("x", "y"))
-    return shards(jax.device_put(put(values(), P("x", "y")), NamedSharding(turned, P("x", "y"))))
+    turned = Mesh(_mesh().devices[::-1], ("x", "y"))
+    return _shards(jax.device_put(_put(_values(), P("x", "y")), NamedSharding(turned, P("x", "y"))))
 
 
-@named
 def large_sum() -> Any:
     """More than an exchange moves at once."""
-    row = put(np.arange(6 * 300_001, dtype=np.int32).reshape(6, -1), P(("x", "y")))
-    return shards(jax.jit(lambda a: a.sum(0))(row))
+    row = _put(np.arange(6 * 300_001, dtype=np.int32).reshape(6, -1), P(("x", "y")))
+    return _shards(jax.jit(lambda a: a.sum(0))(row))
 
 
-@named
 def random_numbers() -> Any:
     """Keys that are sharded, and numbers whose rows and columns are."""
-    keys = jax.vmap(jax.random.key)(put(np.arange(6, dtype=np.uint32), P(("x", "y"))))
+    keys = jax.vmap(jax.random.key)(_put(np.arange(6, dtype=np.uint32), P(("x", "y"))))
 
     @jax.jit
     def sampled(keys: jax.Array) -> Any:
         whole = jax.random.bits(keys[0], (12, 8))
         return jax.vmap(jax.random.bits)(keys), jax.lax.with_sharding_constraint(
-            whole, NamedSharding(mesh(), P("x", "y"))
+            whole, NamedSharding(_mesh(), P("x", "y"))
         ).max(0)
 
-    return [shards(array) for array in sampled(keys)]
+    return [_shards(array) for array in sampled(keys)]
 
 
-@named
 def reshard_in_jit() -> Any:
     moved = []
     for source, target in itertools.product(SPECS, SPECS):
         if {source, target} not in NOT_IN_JIT:
-            move = jax.jit(lambda a: a, out_shardings=NamedSharding(mesh(), target))
-            moved.append(shards(move(put(values(), source))))
+            move = jax.jit(lambda a: a, out_shardings=NamedSharding(_mesh(), target))
+            moved.append(_shards(move(_put(_values(), source))))
     return moved
 
 
-@named
 def process_local_data() -> Any:
-    local = values(4) + 100 * jax.process_index()
-    sharding = NamedSharding(mesh(), P(("x", "y")))
+    local = _values(4) + 100 * jax.process_index()
+    sharding = NamedSharding(_mesh(), P(("x", "y")))
     array = jax.make_array_from_process_local_data(sharding, local)
-    return shards(array), float(jax.jit(jnp.sum)(array))
+    return _shards(array), float(jax.jit(jnp.sum)(array))
 
 
-@named
 def several_exchanges_of_one_operation() -> Any:
     """XLA's partitioner makes several collectives of one operation, and joins equal ones."""
-    row = put(np.arange(48, dtype=np.int32), P(("x", "y")))
+    row = _put(np.arange(48, dtype=np.int32), P(("x", "y")))
     moved: list[jax.Array] = [
         jax.jit(lambda a: jax.lax.associative_scan(jnp.maximum, a))(row),
         jax.jit(lambda a: jnp.pad(a, 3, mode="wrap"))(row),
@@ -179,15 +153,15 @@ def several_exchanges_of_one_operation() -> Any:
         lambda a: jnp.pad(a, 2, mode="symmetric"),
     ):
         for spec in (P("x", "y"), P(None, ("x", "y"))):
-            moved.append(jax.jit(function)(put(values(24, 12), spec)))
-    return [shards(array) for array in moved]
+            moved.append(jax.jit(function)(_put(_values(24, 12), spec)))
+    return [_shards(array) for array in moved]
 
 
 # Meshes that JAX makes
 
 
 def _sums(on: Mesh) -> Any:
-    array = put(values(), P("x", "y"), on)
+    array = _put(_values(), P("x", "y"), on)
     sums = [
         jax.shard_map(
             lambda a, axis=axis: jax.lax.psum(a, axis),
@@ -197,10 +171,9 @@ def _sums(on: Mesh) -> Any:
         )
         for axis in "xy"
     ]
-    return [shards(jax.jit(sum_)(array)) for sum_ in sums], float(jax.jit(_mean_square)(array))
+    return [_shards(jax.jit(sum_)(array)) for sum_ in sums], float(jax.jit(_mean_square)(array))
 
 
-@named
 def hybrid_device_mesh() -> Any:
     """A mesh whose granules are processes: the CPU's devices have no slices."""
     devices = mesh_utils.create_hybrid_device_mesh(
@@ -209,13 +182,11 @@ def hybrid_device_mesh() -> Any:
     return [d.process_index for d in devices.flat], _sums(Mesh(devices, ("x", "y")))
 
 
-@named
 def make_mesh_with_auto_axes() -> Any:
     sizes = (jax.process_count(), jax.local_device_count())
     return _sums(jax.make_mesh(sizes, ("x", "y"), axis_types=(AxisType.Auto,) * 2))
 
 
-@named
 def make_mesh_with_explicit_axes() -> Any:
     """Shardings that are types, from operation to operation, and an explicit change of one."""
     sizes = (jax.process_count(), jax.local_device_count())
@@ -230,28 +201,26 @@ def make_mesh_with_explicit_axes() -> Any:
         return moved, jnp.sin(moved.sum(0))
 
     with jax.set_mesh(on):
-        results = product(put(values(), P("x", "y"), on), put(values(6, 4), P("y", None), on))
-    return specs, [shards(array) for array in results]
+        results = product(_put(_values(), P("x", "y"), on), _put(_values(6, 4), P("y", None), on))
+    return specs, [_shards(array) for array in results]
 
 
-@named
 def mesh_in_context() -> Any:
     """`jax.set_mesh` as a context: specs alone say where arrays lie."""
     sizes = (jax.process_count(), jax.local_device_count())
     with jax.set_mesh(jax.make_mesh(sizes, ("x", "y"), axis_types=(AxisType.Auto,) * 2)):
-        array = jax.device_put(values(), P("x", "y"))
+        array = jax.device_put(_values(), P("x", "y"))
         move = jax.jit(lambda a: jax.lax.with_sharding_constraint(a * 2, P(None, "y")))
         body = lambda a: jax.lax.psum(a.sum(), ("x", "y"))  # noqa: E731
         total = jax.jit(jax.shard_map(body, in_specs=P("x", "y"), out_specs=P()))
-        return shards(move(array)), shards(total(array))
+        return _shards(move(array)), _shards(total(array))
 
 
 # Compiling
 
 
-@named
 def lower_and_compile() -> Any:
-    array = put(values(), P("x", "y"))
+    array = _put(_values(), P("x", "y"))
     lowered = jax.jit(_mean_square).lower(array)
     compiled = lowered.compile()
     assert isinstance(lowered.as_text(), str)
@@ -260,9 +229,8 @@ def lower_and_compile() -> Any:
     return float(compiled(array)), float(compiled(array))
 
 
-@named
 def stages_of_jaxhet_jit() -> Any:
-    array = put(values(), P("x", "y"))
+    array = _put(_values(), P("x", "y"))
     f = jaxhet.jit(_mean_square, bridge={"deadline_s": 100})
     traced, lowered = f.trace(array), f.lower(array)
     compiled = lowered.compile()
@@ -273,20 +241,18 @@ def stages_of_jaxhet_jit() -> Any:
     return [float(result(array)) for result in results]
 
 
-@named
 def clear_caches() -> Any:
-    array = put(values(), P("x", "y"))
+    array = _put(_values(), P("x", "y"))
     f = jax.jit(_mean_square)
     before = float(f(array))
     jax.clear_caches()
     return before, float(f(array))
 
 
-@named
 def profiler_trace() -> Any:
     """Names of events in a trace of a program that crosses islands."""
     f = jax.jit(_mean_square)
-    array = put(values(), P("x", "y"))
+    array = _put(_values(), P("x", "y"))
     f(array).block_until_ready()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
@@ -300,10 +266,9 @@ def profiler_trace() -> Any:
 # Checkpoints
 
 
-@named
 def orbax(folder: str) -> Any:
     """Saved in one layout, restored in another."""
-    tree = {"w": put(values(), P("x", "y")), "step": put(np.array([7], np.int32), P())}
+    tree = {"w": _put(_values(), P("x", "y")), "step": _put(np.array([7], np.int32), P())}
     targets = {"w": P("y", None), "step": P()}
     path = pathlib.Path(folder, "checkpoint")
     with ocp.StandardCheckpointer() as checkpointer:
@@ -311,12 +276,29 @@ def orbax(folder: str) -> Any:
         checkpointer.wait_until_finished()
         abstract = {
             key: jax.ShapeDtypeStruct(
-                array.shape, array.dtype, sharding=NamedSharding(mesh(), targets[key])
+                array.shape, array.dtype, sharding=NamedSharding(_mesh(), targets[key])
             )
             for key, array in tree.items()
         }
         restored = checkpointer.restore(path, abstract)
-    return {key: shards(array) for key, array in restored.items()}
+    return {key: _shards(array) for key, array in restored.items()}
+
+
+# All functions above; those of `device_put_cases` are errors of JAX in one world on CPUs.
+NAMED: dict[str, Callable[..., Any]] = new_collectives.NAMED | {
+    name: function
+    for name, function in globals().items()
+    if name[0] != "_" and getattr(function, "__module__", "") == __name__
+}
+ON_ISLANDS: dict[str, Callable[..., Any]] = {
+    f.__name__: f
+    for f in (
+        device_put_cases.move_all,
+        device_put_cases.as_jax_does,
+        device_put_cases.refusal_of_host_memory,
+        device_put_cases.refusal_of_a_device,
+    )
+}
 
 
 def answer(name: str, *arguments: Any) -> Any:

@@ -3,27 +3,21 @@
 import re
 
 import pytest
+from two_islands import SET_UP
 
 from tests.support import scripts
 
 # Ranks 0 and 2 are a pair over the islands, and so are ranks 1 and 3. Only the second pair sums.
 _PROGRAM = """
-import time
-import jax, jax.numpy as jnp, jaxhet, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"a": 2, "b": 2})
-sharding = NamedSharding(mesh, P(("a", "b")))
+mesh, spec = jaxhet.make_mesh({"a": 2, "b": 2}), P(("a", "b"))
 for size in (3, 100_000):  # one all-gather; one permute of pairs
     rows = np.arange(4.0, dtype=np.float32)[:, None] + np.zeros((4, size), np.float32)
-    x = jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
+    x = put(rows, spec)
 
     def branch(v):
         is_second = jax.lax.axis_index("b") == 1
         return jax.lax.cond(is_second, lambda w: jax.lax.psum(w, "a"), lambda w: w, v)
 
-    spec = P(("a", "b"))
     step = jax.jit(jax.shard_map(branch, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     for _ in range(2):
         for shard in step(x).addressable_shards:
@@ -42,7 +36,7 @@ print(f"left in {time.monotonic() - start:.1f} s")
 def test_exchange_in_a_branch_of_some_devices(every_rank: bool) -> None:
     """A later exchange of all devices ends the wait for those that took the other branch."""
     ended = scripts.run(
-        _PROGRAM.replace("EVERY_RANK", str(every_rank)),
+        SET_UP + _PROGRAM.replace("EVERY_RANK", str(every_rank)),
         *scripts.job(JAXHET_CPU_DEVICES="2"),
         timeout_s=120,
     )

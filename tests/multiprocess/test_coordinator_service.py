@@ -5,13 +5,13 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from jaxhet.testing import free_port
 from tests.support.scripts import environment, job, run
+from tests.support.waiting import wait_until
 
 _SECRET = {"JAXHET_JOB_SECRET": "a secret of tests", "JAXHET_CONNECT_TIMEOUT_S": "20"}
 _PROGRAM = """
@@ -41,7 +41,7 @@ def _service(*arguments: str, **env: str) -> Iterator[tuple[str, subprocess.Pope
         text=True,
     )
     try:
-        _wait_for(address)
+        wait_until(lambda: _answers(address), 120)
         yield address, service
     finally:
         service.kill()
@@ -50,14 +50,11 @@ def _service(*arguments: str, **env: str) -> Iterator[tuple[str, subprocess.Pope
             service.stderr.close()
 
 
-def _wait_for(address: str) -> None:
+def _answers(address: str) -> bool:
     host, port = address.split(":")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the port does not answer")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
+        return True
+    return False
 
 
 def _strangers(address: str) -> list[socket.socket]:

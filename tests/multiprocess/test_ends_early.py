@@ -4,16 +4,11 @@ import os
 import pathlib
 
 import pytest
+from two_islands import SET_UP
 
 from tests.support.scripts import ON_GPUS_TOO, job, on, run
 
 _SCRIPT = """
-import time
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-import jaxhet
-
-jaxhet.initialize()
 mesh = jaxhet.make_mesh({"x": 2, "y": 2})
 
 def late_by_compute(v):  # on the second device of the first island
@@ -37,9 +32,7 @@ def nobody_reads(v):
 
 specs = {"in_specs": P("x", "y"), "out_specs": P(None, "y"), "check_vma": False}
 step = jax.jit(jax.shard_map(PROGRAM, mesh=mesh, **specs))
-ones = np.ones((2, 2), np.float32)
-x = jax.make_array_from_callback((2, 2), NamedSharding(mesh, P("x", "y")), ones.__getitem__)
-result = step(x)
+result = step(put(np.ones((2, 2), np.float32), P("x", "y")))
 if PROGRAM is one_reads:
     own = result.addressable_shards[jax.process_index()].data
     print("read", own.item(), flush=True)
@@ -50,7 +43,7 @@ _TWO_DEVICES = {"JAX_NUM_CPU_DEVICES": "2"}
 
 
 def test_other_process_reads_what_the_late_device_sends() -> None:
-    script = _SCRIPT.replace("PROGRAM", "one_reads")
+    script = SET_UP + _SCRIPT.replace("PROGRAM", "one_reads")
     first, second = run(script, *job(2, **_TWO_DEVICES), timeout_s=120)
     assert (first.code, second.code) == (0, 0), first.text + second.text
     assert "read 2.0" in first.text  # the device that was not late
@@ -58,7 +51,7 @@ def test_other_process_reads_what_the_late_device_sends() -> None:
 
 
 def test_callbacks_of_results_that_nobody_reads_are_told() -> None:
-    script = _SCRIPT.replace("PROGRAM", "nobody_reads")
+    script = SET_UP + _SCRIPT.replace("PROGRAM", "nobody_reads")
     for ended in run(script, *job(2, **_TWO_DEVICES), timeout_s=120):
         assert ended.code == 0, ended.text
         assert ended.text.count("told 2.0") == 2, ended.text

@@ -1,6 +1,7 @@
 """Two hosts with a long line between them: `tests/support/wire.cc`, and what a job does there."""
 
 import pytest
+from two_islands import SET_UP
 
 from tests.support import hosts
 from tests.support.hosts import Hosts
@@ -11,13 +12,8 @@ pytestmark = pytest.mark.skipif(
 
 # The sockets to the other process that are set up for a long path, and the sums.
 _JOB = """
-import collections, os, socket
-import jax, jaxhet, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": -1})
-own = np.full((1, 1 << 20), 1 + jax.process_index(), np.float32)
-x = jax.make_array_from_callback((2, 1 << 20), NamedSharding(mesh, P("x")), lambda i: own)
+import collections, socket
+x = put(np.repeat([[np.float32(1)], [np.float32(2)]], 1 << 20, 1))
 total = np.asarray(jaxhet.jit(lambda a: a.sum(0))(x).addressable_data(0))
 found = collections.Counter()
 for name in os.listdir("/proc/self/fd"):
@@ -35,6 +31,6 @@ jaxhet.shutdown()
 @pytest.mark.parametrize(("delay_ms", "long_sockets"), [(26, 10), (0, 0)])
 def test_long_round_trip_gives_a_peer_more_sockets(delay_ms: int, long_sockets: int) -> None:
     with Hosts(2, 0) as net, net.wire(delay_ms, 0):
-        ended = hosts.wait(net.start(_JOB, net.job()), 150)
+        ended = hosts.wait(net.start(SET_UP + _JOB, net.job()), 150)
     for one in ended:
         assert one.text.splitlines()[-1:] == [f"right {long_sockets}"], one.text

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from two_islands import SET_UP
 
 from jaxhet._errors import UsageError
 from jaxhet._telemetry import metrics
@@ -13,19 +14,9 @@ from jaxhet.testing import free_port
 from tests.support import scripts
 
 _SCRIPT = """
-import time, urllib.request
-import jax, jax.numpy as jnp, jaxhet, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": -1})
-sharding = NamedSharding(mesh, P("x"))
-rows = np.ones((2, 25_000), np.float32)
-x = jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
-gather = jaxhet.jit(
-    jax.shard_map(lambda a: jax.lax.all_gather(a, "x"), mesh=mesh, in_specs=P("x"),
-                  out_specs=P(), check_vma=False)
-)
+import urllib.request
+x = put(np.ones((2, 25_000), np.float32))
+gather = over_islands(lambda a: jax.lax.all_gather(a, "x"))
 gather(x).block_until_ready()
 if jax.process_index() == 1:
     time.sleep(0.5)  # the other one waits
@@ -75,7 +66,7 @@ def _check(samples: Samples, process: int) -> None:
 def test_metrics_are_served_and_parsed() -> None:
     port = free_port()
     envs = scripts.job(JAXHET_METRICS_ADDRESS=f"127.0.0.1:{port}", JAXHET_TRANSPORTS="socket")
-    ended = scripts.run(_SCRIPT.replace("PORT", str(port)), *envs, timeout_s=120)
+    ended = scripts.run(SET_UP + _SCRIPT.replace("PORT", str(port)), *envs, timeout_s=120)
     for process, one in enumerate(ended):
         assert one.code == 0, one.text
         before, scraped, after = one.text.partition("SCRAPED")

@@ -32,11 +32,6 @@ _MPI = {
 }
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return training.train_in_one_world(tmp_path_factory.mktemp("world"), 2)
-
-
 def _run(command: list[str], **env: str) -> str:
     """Runs a command that starts mpirun; returns what all processes print."""
     ended = subprocess.run(
@@ -59,12 +54,10 @@ def _contexts(*command: str) -> list[str]:
     return ["mpirun", *one, ":", *one]
 
 
-def test_contexts_are_islands_that_train_as_one_world(
-    world: list[float], tmp_path: pathlib.Path
-) -> None:
+def test_contexts_are_islands_that_train_as_one_world(tmp_path: pathlib.Path) -> None:
     secret = str(training.make_secret(tmp_path))
     _run(_contexts(*training.command(tmp_path / "run", 2)), JAXHET_JOB_SECRET_FILE=secret)
-    largest = training.assert_agrees(tmp_path / "run", world, 2)
+    largest = training.assert_agrees(tmp_path / "run", training.world(), 2)
     print(f"losses differ by {largest:.2g} at most")
 
 
@@ -77,7 +70,7 @@ def test_unmodified_program_runs_under_mpirun(tmp_path: pathlib.Path) -> None:
 
 
 def test_script_of_deploy_starts_a_training_that_agrees_with_one_world(
-    world: list[float], tmp_path: pathlib.Path
+    tmp_path: pathlib.Path,
 ) -> None:
     secret = str(training.make_secret(tmp_path))
     job = ["sh", "deploy/mpi/job.sh", "127.0.0.1", "127.0.0.1"]
@@ -86,4 +79,4 @@ def test_script_of_deploy_starts_a_training_that_agrees_with_one_world(
         JAXHET_JOB_SECRET_FILE=secret,
         JAXHET_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}",
     )
-    training.assert_agrees(tmp_path / "run", world, 2)
+    training.assert_agrees(tmp_path / "run", training.world(), 2)

@@ -1,15 +1,15 @@
 """Replicas over two islands: what differs is found, named and made equal, to the bit."""
 
-import json
 from typing import Any
 
 from two_islands import SET_UP
+from two_islands import told as told_by
 
 from tests.support.scripts import job, run
 
 # A mesh of 2 islands x 2 devices. `array` takes what each of the 4 devices holds.
 TOOLS = """
-import json, warnings
+import warnings
 import ml_dtypes
 mesh = jaxhet.make_mesh({"island": 2, "device": 2})
 
@@ -22,25 +22,18 @@ def array(blocks, spec=P()):
     return jax.make_array_from_single_device_arrays(shape, sharding, own)
 
 def bits(*words): return np.array(words, np.uint32).view(np.float32)
-def told(report): return {d.leaf: [list(d.islands), d.largest] for d in report.differences}
+def differences(report): return {d.leaf: [list(d.islands), d.largest] for d in report.differences}
 row = np.arange(8, dtype=np.float32)
 other = row.copy(); other[3] += 0.5
 swapped = row[::-1].copy()
-def tell(**what): print("told:", json.dumps(what), flush=True)
 """
 
 
 def told(script: str, *envs: dict[str, str]) -> dict[str, Any]:
     """Output of both processes, which must be equal."""
-    ended = run(SET_UP + TOOLS + script, *envs, timeout_s=120)
-    found = []
-    for one in ended:
-        assert one.code == 0, one.text
-        lines = [line for line in one.text.splitlines() if line.startswith("told: ")]
-        assert lines, one.text
-        found.append({k: v for line in lines for k, v in json.loads(line[6:]).items()})
-    assert found[0] == found[1]
-    return found[0]
+    one, other = told_by(run(SET_UP + TOOLS + script, *envs, timeout_s=120))
+    assert one == other
+    return one
 
 
 def test_differences_are_found_named_and_healed() -> None:
@@ -74,9 +67,9 @@ except jaxhet.UsageError as e: refused = str(e)
 synced = jaxhet.check_replicas(tree, on_difference="sync")
 own = {k: np.asarray(synced.tree[k].addressable_data(1)).tobytes().hex()
        for k in ("zero", "nan", "one", "first is other")}
-tell(compared=report.num_compared, differences=told(report), warned=len(caught),
+tell(compared=report.num_compared, differences=differences(report), warned=len(caught),
      raised=raised, refused=refused, unlike=jaxhet.unlike_islands(),
-     again=told(jaxhet.check_replicas(synced.tree)),
+     again=differences(jaxhet.check_replicas(synced.tree)),
      kept=[synced.tree["equal"] is tree["equal"], synced.tree["number"]],
      types=[str(synced.tree["dtypes"][d].dtype) == d for d in dtypes], own=own)
 """
@@ -118,8 +111,8 @@ def test_island_without_fma_is_unlike_and_its_replicas_can_be_made_equal() -> No
 init = jaxhet.jit(lambda: {"normal": jax.random.normal(jax.random.key(0), (64, 64)),
                            "ones": jnp.ones(3)}, out_shardings=NamedSharding(mesh, P()))
 tree = init()
-tell(before=told(jaxhet.check_replicas(tree, on_difference="sync")),
-     after=told(jaxhet.check_replicas(jaxhet.sync_replicas(tree))),
+tell(before=differences(jaxhet.check_replicas(tree, on_difference="sync")),
+     after=differences(jaxhet.check_replicas(jaxhet.sync_replicas(tree))),
      unlike=jaxhet.unlike_islands(), again=jaxhet.unlike_islands())
 """
     one, other = job(2, JAXHET_CPU_DEVICES="2")

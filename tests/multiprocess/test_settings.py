@@ -50,6 +50,13 @@ in_order, turned = ids(np.reshape(jax.devices(), (2, 2))), ids(hybrid)
 assert [ids(mesh.devices) for mesh in meshes] == [in_order] * 5 + [turned]
 assert turned == in_order[::-1], turned
 assert [d.slice_index for d in hybrid[:, 0]] == [4, 5]
+auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+assert make_mesh((4,), ("x",), (auto,)).axis_types == (auto,)
+assert meshes[0].axis_types == (explicit, explicit)
+assert make_mesh((1,), ("one",)).devices.tolist() == jax.devices()[:1]
+for shape, names in (((4, 2), ("x", "y")), ((2, 2), ("x",))):
+    try: raise AssertionError(make_mesh(shape, names))
+    except ValueError as error: assert "must be >=" in str(error) or "to equal" in str(error)
 a = np.arange(4.0)
 for mesh in (meshes[0], meshes[-1]):
     where = NamedSharding(mesh, P(("x", "y")))

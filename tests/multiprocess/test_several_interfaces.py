@@ -5,6 +5,7 @@ import subprocess
 import time
 
 import pytest
+from two_islands import SET_UP
 
 from tests.support import hosts
 from tests.support.hosts import Hosts
@@ -17,21 +18,13 @@ pytestmark = [
 
 # Sums rows of integers in f32 again and again, exact in any order, and checks every element.
 _PROGRAM = """
-import os, sys, time
-import jax, jax.numpy as jnp, jaxhet, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": -1})
 rows = np.arange(mesh.size * int(os.environ["ELEMENTS"]), dtype=np.float32).reshape(mesh.size, -1)
 rows %= 1009
-x = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("x")), lambda i: rows[i])
-body = jax.shard_map(lambda a: jax.lax.psum(a, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
-psum = jaxhet.jit(body)
+x, add = put(rows), over_islands(psum)
 expected = rows.sum(0)[None]
 for i in range(int(os.environ["ROUNDS"]) + 1):
     start = time.monotonic()
-    total = np.asarray(psum(x).addressable_shards[0].data)
+    total = np.asarray(add(x).addressable_shards[0].data)
     seconds = time.monotonic() - start
     assert np.array_equal(total, expected), f"round {i} is wrong"
     print("round", i, f"{seconds:.4f}", flush=True)
@@ -73,7 +66,7 @@ def _read_until(process: "subprocess.Popen[str]", start: str) -> None:
 def test_job_goes_on_when_an_interface_fails(way: str, encryption: str) -> None:
     env = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": "12", "JAXHET_ENCRYPTION": encryption}
     with Hosts(2, 2, _MBIT_S) as net:
-        processes = net.start(_PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
+        processes = net.start(SET_UP + _PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
         _read_until(processes[0], "round 3 ")
         (net.take_down if way == "down" else net.unplug)(1, 1)
         failed_at = time.monotonic()
@@ -91,7 +84,7 @@ def test_job_goes_on_when_an_interface_fails(way: str, encryption: str) -> None:
 def test_job_ends_in_words_when_all_its_data_interfaces_fail(names: str) -> None:
     env = {"ELEMENTS": str(_ELEMENTS), "ROUNDS": "50", "JAXHET_SOCKET_INTERFACES": names}
     with Hosts(2, 3, _MBIT_S) as net:
-        processes = net.start(_PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
+        processes = net.start(SET_UP + _PROGRAM, net.job(**env, JAXHET_PEER_TIMEOUT_S="3"))
         _read_until(processes[0], "round 3 ")
         net.take_down(1, 1)
         net.unplug(1, 2)

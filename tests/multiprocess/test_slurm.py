@@ -25,11 +25,6 @@ _DIRECTIVES = """\
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return training.train_in_one_world(tmp_path_factory.mktemp("world"), 2)
-
-
-@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
     with slurm.running(tmp_path_factory.mktemp("slurm"), training.clean_environment()) as running:
         yield running
@@ -48,7 +43,7 @@ def _submit(cluster: slurm.Slurm, script: pathlib.Path, *command: str, **env: st
 
 
 def test_one_step_over_both_components_trains_as_one_world(
-    cluster: slurm.Slurm, world: list[float], tmp_path: pathlib.Path
+    cluster: slurm.Slurm, tmp_path: pathlib.Path
 ) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f'{_DIRECTIVES}cd "{ROOT}"\nsrun --het-group=0,1 "$@"\n')
@@ -58,7 +53,7 @@ def test_one_step_over_both_components_trains_as_one_world(
         *training.command(tmp_path / "run", 2),
         JAXHET_JOB_SECRET_FILE=str(training.make_secret(tmp_path)),
     )
-    largest = training.assert_agrees(tmp_path / "run", world, 2)
+    largest = training.assert_agrees(tmp_path / "run", training.world(), 2)
     print(f"losses differ by {largest:.2g} at most")
 
 
@@ -80,9 +75,7 @@ def test_detected_islands_of_steps_apart_are_the_components(
     ], text
 
 
-def test_script_of_deploy_trains_as_one_world(
-    cluster: slurm.Slurm, world: list[float], tmp_path: pathlib.Path
-) -> None:
+def test_script_of_deploy_trains_as_one_world(cluster: slurm.Slurm, tmp_path: pathlib.Path) -> None:
     here = tmp_path / "deploy"
     shutil.copytree(ROOT / "deploy", here)
     script = here / "slurm" / "job.sh"
@@ -93,7 +86,7 @@ def test_script_of_deploy_trains_as_one_world(
     script.write_text(changed)
     command = training.command(tmp_path / "run", 2)
     text = _submit(cluster, script, *command, JAXHET_HERE=str(here))
-    training.assert_agrees(tmp_path / "run", world, 2)
+    training.assert_agrees(tmp_path / "run", training.world(), 2)
     assert re.search(r"^0: ", text, re.MULTILINE)  # srun --label
     assert not list(here.glob(".secret*"))
 

@@ -77,10 +77,7 @@ def test_processes_end_when_their_owner_is_killed_while_they_work():
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
         owner.kill()
-    end = time.monotonic() + 60
-    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < end, pids
-        time.sleep(0.2)
+    wait_until(lambda: not any(map(is_running, pids)), 60)
 
 
 def test_import_path_has_folders_of_this_process_and_no_packages(monkeypatch: pytest.MonkeyPatch):

@@ -1,12 +1,9 @@
 """Threads: one of them calls programs with exchanges, and any of them all other programs."""
 
-import json
-from typing import Any
-
-from two_islands import run_both
+from two_islands import run_both, told
 
 TOOLS = """
-import json, threading
+import threading
 KINDS = {
     "jaxhet.jit": lambda: over_islands(psum),
     "jax.jit": lambda: over_islands(psum, jax.jit),
@@ -15,8 +12,7 @@ KINDS = {
 }
 functions = {kind: make() for kind, make in KINDS.items()}
 
-def filled(value):
-    return jax.make_array_from_callback(x.shape, x.sharding, lambda i: (ones * value)[i])
+def filled(value): return put(ones * value)
 
 def call(kind, value=1.0):
     # Outcome of one call: "right", "wrong", or an error.
@@ -34,21 +30,7 @@ def in_thread(name, body):
 
 def calls(value=1.0, count=3):
     return {kind: sorted({call(kind, value) for _ in range(count)}) for kind in functions}
-
-def tell(**what):
-    print("told:", json.dumps(what), flush=True)
 """
-
-
-def told(script: str, **common: str) -> list[dict[str, Any]]:
-    """Output of both islands that run a script."""
-    found = []
-    for ended in run_both(TOOLS + script, **common):
-        assert ended.code == 0, ended.text
-        lines = [line for line in ended.text.splitlines() if line.startswith("told: ")]
-        assert lines, ended.text
-        found.append({k: v for line in lines for k, v in json.loads(line[6:]).items()})
-    return found
 
 
 def assert_refused(calls: dict[str, list[str]], thread: str, launcher: str) -> None:
@@ -87,7 +69,7 @@ thread.join()
 tell(first=first, last=last, deserialized=deserialized, error=repr(jaxhet.last_error()),
      refused={"new": new[0], "loaded": loaded[0]} | {n: r[0] for n, (_, r) in started.items()})
 """
-    for island in told(script):
+    for island in told(run_both(TOOLS + script)):
         assert len(island["refused"]["new"]) == 9
         for name, outcomes in island["refused"].items():
             assert_refused(outcomes, name, "MainThread")
@@ -116,7 +98,7 @@ jaxhet.launch_from_this_thread()
 tell(first=first, claimer=results[0], refused=refused, later=later[0], ended=ended,
      again=calls(count=5))
 """
-    for island in told(script):
+    for island in told(run_both(TOOLS + script)):
         right = [island["first"], *island["claimer"], island["again"]]
         for kinds in right:
             assert set(map(tuple, kinds.values())) == {("right",)}, kinds
@@ -168,7 +150,7 @@ tell(before=before, threads=[results[0] for _, results in threads], mine=mine, t
      devices=mesh.size)
 """
     )
-    for island in told(script, JAXHET_CPU_DEVICES="2"):
+    for island in told(run_both(TOOLS + script, JAXHET_CPU_DEVICES="2")):
         assert (island["total"], island["devices"]) == (1.0, 4)
         assert island["before"] == [True, [True] * 100]
         assert island["threads"] == [[True] * 100] * 2
@@ -204,7 +186,7 @@ for thread, _ in threads: thread.join()
 tell(threads=[results[0] for _, results in threads], slow=slow)
 """
     )
-    for island in told(script):
+    for island in told(run_both(TOOLS + script)):
         print("us per call in two threads:", [round(us, 1) for _, us in island["threads"]])
         assert [value for value, _ in island["threads"]] == [2.0, 2.0]
         assert not [name for name in island["slow"] if "lambda" in name], island["slow"]

@@ -6,10 +6,9 @@ way that gives the same values. What is right comes from JAX on one device, with
 """
 
 import collections
-import concurrent.futures
-import dataclasses
+import contextlib
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import unlike_programs
 from two_islands import run_both
 from unlike_programs import Program
 
-from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job, world_job
+from jaxhet.testing import FAST_COMPILE, Job, Shape, island_job
 
 pytestmark = pytest.mark.early
 
@@ -37,29 +36,6 @@ NUM_UNDECLARED = 40
 # Arithmetic without FMA differs in the last bits. A swap changes the result by far more.
 TOLERANCE = 1e-5
 LEAST_CHANGE = 1e-3
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[Job]:
-    """One device, where programs run without islands."""
-    one = world_job(1, WORKER, FAST_COMPILE)
-    yield one
-    one.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """Outcome of a program.
-
-    Attributes:
-      name: "right", "wrong" or "refused".
-      exchanges: Least number of exchanges of each process.
-      message: Message about an outcome that is not right.
-    """
-
-    name: str
-    exchanges: int
-    message: str
 
 
 class Islands:
@@ -91,72 +67,36 @@ class Islands:
             self._job = None
 
 
-def _is_close(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
-    scale = float(np.max(np.abs(other)))
-    return bool(np.max(np.abs(one - other)) <= tolerance * scale)
-
-
-def _outcome(answers: list[dict[str, Any]], right: np.ndarray, title: str) -> Outcome:
-    exchanges = min(answer["exchanges"] for answer in answers)
+def _outcome(program: Program, answers: list[dict[str, Any]]) -> str:
+    """Outcome of a program: right, or refused or wrong and a message."""
     errors = [answer["error"] for answer in answers]
     if all(errors):
-        return Outcome("refused", exchanges, f"{title}: {errors[0]}")
+        return f"refused: {errors[0]}"
     blocks = {row: block for answer in answers for row, block in answer["blocks"].items()}
     result = np.concatenate([blocks[row] for row in sorted(blocks)])
-    if any(errors) or not _is_close(result, right, TOLERANCE):
-        return Outcome("wrong", exchanges, f"{title}: {result}, not {right}; {errors}")
-    return Outcome("right", exchanges, "")
+    right, change = unlike_programs.right_and_change(program)
+    scale = float(np.max(np.abs(right)))
+    assert change > LEAST_CHANGE * scale, program  # or else a swap could go unnoticed
+    if any(errors) or np.max(np.abs(result - right)) > TOLERANCE * scale:
+        return f"wrong: {result}, not {right}; {errors}"
+    return "right"
 
 
-def _run_programs(
-    islands: Islands, world: Job, programs: Iterable[tuple[Program, str]]
-) -> list[tuple[str, Outcome]]:
-    """Runs programs of some kinds; the kind and the outcome of each."""
-    outcomes = []
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        for program, kind in programs:
-            asked = pool.submit(world.ask, {"program": program, "kind": "right"})
-            answers = islands.ask(program, kind)
-            told = asked.result()[0]
-            title = f"{kind} {program}"
-            # Or else a swap could go unnoticed.
-            assert told["change"] > LEAST_CHANGE * np.max(np.abs(told["result"])), title
-            outcomes.append((kind, _outcome(answers, told["result"], title)))
-    return outcomes
-
-
-def _run_case(
-    case: tuple[str, str],
-    programs: Iterable[tuple[Program, str]],
-    world: Job,
-    record: Callable[[str, object], None],
-) -> dict[str, list[str]]:
-    """Runs programs on the islands of a case; the messages of each outcome."""
-    islands = Islands(*case)
-    try:
-        outcomes = _run_programs(islands, world, programs)
-    finally:
-        islands.close()
-    counts = collections.Counter(f"{kind} {outcome.name}" for kind, outcome in outcomes)
-    exchanges = sum(outcome.exchanges for _, outcome in outcomes)
-    told = f"{case}: {len(outcomes)} programs, {exchanges} exchanges: {dict(counts)}"
-    print(told)
-    record("programs", told)
-    messages: dict[str, list[str]] = {"right": [], "refused": [], "wrong": []}
-    for _, outcome in outcomes:
-        messages[outcome.name].append(outcome.message)
-    return messages
-
-
-def _assert_all_right(
-    case: tuple[str, str], count: int, world: Job, record: Callable[[str, object], None]
+def _check(
+    case: tuple[str, str], programs: Iterable[tuple[Program, str]], may_refuse: bool = False
 ) -> None:
-    first = NUM_PROGRAMS * CASES.index(case)
-    seeds = range(first, first + count)
-    programs = [(unlike_programs.make(s), ("flags", "declared")[s % 2]) for s in seeds]
-    messages = _run_case(case, programs, world, record)
-    assert not messages["wrong"], "\n".join(messages["wrong"])
-    assert not messages["refused"], "\n".join(messages["refused"])
+    """Checks that each program is right on the islands of a case, or refused if it may be."""
+    counts, exchanges, failures = collections.Counter[str](), 0, []
+    with contextlib.closing(Islands(*case)) as islands:
+        for program, kind in programs:
+            answers = islands.ask(program, kind)
+            name, _, message = _outcome(program, answers).partition(": ")
+            counts[f"{kind} {name}"] += 1
+            exchanges += min(answer["exchanges"] for answer in answers)
+            if name == "wrong" or (name == "refused" and not may_refuse):
+                failures.append(f"{name} {kind} {program}: {message}")
+    print(f"{case}: {counts.total()} programs, {exchanges} exchanges: {dict(counts)}")
+    assert not failures, "\n".join(failures)
 
 
 @pytest.mark.timeout(900)
@@ -168,47 +108,27 @@ def _assert_all_right(
     ],
     ids=str,
 )
-def test_programs_of_unlike_islands_are_right(
-    case: tuple[str, str],
-    count: int,
-    world: Job,
-    record_property: Callable[[str, object], None],
-) -> None:
-    _assert_all_right(case, count, world, record_property)
-
-
-def _assert_none_wrong(
-    passes: str,
-    programs: Iterable[Program],
-    world: Job,
-    record: Callable[[str, object], None],
-) -> None:
-    told = _run_case(("flat", passes), [(p, "declared") for p in programs], world, record)
-    assert not told["wrong"], "\n".join(told["wrong"])
-
-
-def _uneven_programs(count: int) -> list[Program]:
-    """Gradients through pieces: one way needs its argument, the other does not."""
-    forms = unlike_programs.GRADIENTS
-    return [unlike_programs.make(seed, forms, has_uneven=True) for seed in range(count)]
+def test_programs_of_unlike_islands_are_right(case: tuple[str, str], count: int) -> None:
+    first = NUM_PROGRAMS * CASES.index(case)
+    seeds = range(first, first + count)
+    _check(case, [(unlike_programs.make(s), ("flags", "declared")[s % 2]) for s in seeds])
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [1, pytest.param(NUM_LOOSE, marks=pytest.mark.slow)])
-def test_pieces_with_other_needs_are_right_or_refused(
-    count: int, world: Job, record_property: Callable[[str, object], None]
-) -> None:
-    _assert_none_wrong("", _uneven_programs(count), world, record_property)
+def test_pieces_with_other_needs_are_right_or_refused(count: int) -> None:
+    """Gradients through pieces: one way needs its argument, the other does not."""
+    forms = unlike_programs.GRADIENTS
+    programs = [unlike_programs.make(seed, forms, has_uneven=True) for seed in range(count)]
+    _check(("flat", ""), [(program, "declared") for program in programs], may_refuse=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("passes", LOOSE_PASSES)
-def test_programs_with_other_exchanges_are_right_or_refused(
-    passes: str, world: Job, record_property: Callable[[str, object], None]
-) -> None:
-    programs = [unlike_programs.make(seed) for seed in range(NUM_LOOSE)]
-    _assert_none_wrong(passes, programs, world, record_property)
+def test_programs_with_other_exchanges_are_right_or_refused(passes: str) -> None:
+    programs = [(unlike_programs.make(seed), "declared") for seed in range(NUM_LOOSE)]
+    _check(("flat", passes), programs, may_refuse=True)
 
 
 # --- island 1 has an undeclared difference ---
@@ -220,42 +140,22 @@ def _words(program: Program) -> set[str]:
     return {word for name in names for word in unlike_programs.PIECES[name].words}
 
 
-def _assert_refused(seeds: Iterable[int], record: Callable[[str, object], None]) -> None:
-    """Checks that both processes refuse each program before any exchange; counts the programs."""
-    counts = collections.Counter[str]()
-    for seed in seeds:
-        islands = Islands(ALGORITHMS[seed % 2], "")
-        program = unlike_programs.make(seed, has_lone_ranks=False)
-        try:
-            answers = islands.ask(program, "undeclared")
-        finally:
-            islands.close()
-        counts["programs"] += 1
-        counts["exchanges written"] += len(program.exchanges)
-        for answer in answers:
-            _assert_shows_the_difference(program, answer)
-            counts["refusals"] += 1
-    told = f"undeclared differences: {dict(counts)}"
-    print(told)
-    record("undeclared", told)
-
-
-def _assert_shows_the_difference(program: Program, answer: dict[str, Any]) -> None:
-    assert not answer["blocks"], (program, answer)
-    assert answer["exchanges"] == 0, (program, answer)
-    error = answer["error"]
-    assert error.startswith("PlanMismatchError: "), error
-    assert "is the first that differs" in error, error
-    equations = error.split("is the first that differs")[1]
-    assert any(word in equations for word in _words(program)), (program, error)
-
-
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("count", [1, pytest.param(NUM_UNDECLARED, marks=pytest.mark.slow)])
-def test_undeclared_differences_are_refused(
-    count: int, record_property: Callable[[str, object], None]
-) -> None:
-    _assert_refused(range(1000, 1000 + count), record_property)
+def test_undeclared_differences_are_refused(count: int) -> None:
+    """By both processes, before any exchange, and with the first difference."""
+    for seed in range(1000, 1000 + count):
+        program = unlike_programs.make(seed, has_lone_ranks=False)
+        with contextlib.closing(Islands(ALGORITHMS[seed % 2], "")) as islands:
+            answers = islands.ask(program, "undeclared")
+        for answer in answers:
+            assert not answer["blocks"], (program, answer)
+            assert answer["exchanges"] == 0, (program, answer)
+            error = answer["error"]
+            assert error.startswith("PlanMismatchError: "), error
+            assert "is the first that differs" in error, error
+            equations = error.split("is the first that differs")[1]
+            assert any(word in equations for word in _words(program)), (program, error)
 
 
 # --- declared pieces ---

@@ -3,14 +3,14 @@
 import json
 import pathlib
 import re
-import socket
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxhet.testing import FAST_COMPILE, free_port
+from jaxhet.testing import free_port
+from tests.support import published
 from tests.support.commands import Word, launch, python
 from tests.support.scripts import job, run
 
@@ -22,28 +22,6 @@ def _over_islands(program: pathlib.Path) -> dict[str, Any]:
     """Output of each process of two islands, by `jaxhet launch`."""
     ended = python(*launch("--islands=2", f"--devices={_DEVICES}"), program)
     return _results(re.sub(r"^\[island\d/\d\] ", "", ended.stdout, flags=re.MULTILINE))
-
-
-def _plain_world() -> dict[str, str]:
-    """Variables in which plain JAX detects a job of one process of Open MPI 4."""
-    return {
-        "OMPI_MCA_orte_hnp_uri": f"{(_free_world_port() - 61440) << 12}.0;tcp://127.0.0.1:1",
-        "OMPI_COMM_WORLD_SIZE": "1",
-        "OMPI_COMM_WORLD_RANK": "0",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "OMPI_VERSION": "4.1.4",
-        "JAX_NUM_CPU_DEVICES": str(2 * _DEVICES),
-        **FAST_COMPILE,
-    }
-
-
-def _free_world_port() -> int:
-    """A port out of those that JAX makes of Open MPI's job ids: 61440 and above."""
-    for port in range(61440 + free_port() % 4096, 65536):
-        with socket.socket() as sock:
-            if sock.connect_ex(("127.0.0.1", port)):
-                return port
-    return _free_world_port()
 
 
 def _results(text: str) -> dict[str, Any]:
@@ -71,7 +49,8 @@ def _probed(*prefix: Word) -> str:
         "print('session', session and session.current())"
     )
     program = ("-c", probe, _FOLDER / "unmodified_program.py")
-    return python(*prefix, *program, env=_plain_world()).stdout
+    (world,) = published.plain_world(1, 2 * _DEVICES)
+    return python(*prefix, *program, env=world).stdout
 
 
 @pytest.fixture(scope="module")

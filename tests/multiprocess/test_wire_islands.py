@@ -11,11 +11,8 @@ from tests.support.scripts import job, run
 
 TRAIN = """
 STEPS = int(os.environ["STEPS"])
-rows = np.random.default_rng(me).standard_normal((8, 520)).astype(np.float32)
-shape, split = (8 * mesh.size, 520), NamedSharding(mesh, P("x"))
-rows = jax.make_array_from_callback(shape, split, lambda i: rows)
-start = np.random.default_rng(9).standard_normal((520, 520)).astype(np.float32) / 32
-start = jax.make_array_from_callback(start.shape, NamedSharding(mesh, P()), lambda i: start)
+drawn = lambda seed, rows: np.random.default_rng(seed).standard_normal((rows, 520), np.float32)
+rows, start = put(drawn(1, 8 * mesh.size)), put(drawn(9, 520) / 32, P())
 
 def step(w, rows):
     gradient = jax.grad(lambda w: jnp.mean(jnp.sin(jnp.tanh(rows @ w) @ w.T) ** 2))(w)
@@ -45,12 +42,8 @@ except jaxhet.PlanMismatchError as error: print("caught:", error)
 # crosses again unchanged, so the sender learns what the receiver got.
 OTHERS = """
 STEPS = int(os.environ["STEPS"])
-rows = np.random.default_rng(me).standard_normal((8, 520)).astype(np.float32)
-rows = jax.make_array_from_callback((8 * mesh.size, 520), NamedSharding(mesh, P("x")),
-                                    lambda i: rows)
-shard = np.random.default_rng(9 + me).standard_normal((520, 520)).astype(np.float32) / 32
-start = jax.make_array_from_callback((520 * mesh.size, 520), NamedSharding(mesh, P("x")),
-                                     lambda i: shard)
+drawn = lambda seed, rows: np.random.default_rng(seed).standard_normal((rows, 520), np.float32)
+rows, start = put(drawn(1, 8 * mesh.size)), put(drawn(9, 520 * mesh.size) / 32)
 SWAP = [(0, 1), (1, 0)]
 def bits(x): return jnp.sum(jax.lax.bitcast_convert_type(x, jnp.uint32))
 
@@ -71,8 +64,7 @@ for codec in ("bf16", "mxfp8", "mxint8", "mxint4"):
         specs = (P("x"), P("x"), spec)
         body = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
         f = jaxhet.jit(body, bridge={"wire": {"x": codec}})
-        state = start, rows, jax.make_array_from_callback(
-            shape, NamedSharding(mesh, spec), lambda i: np.zeros(shape, np.uint32)[i])
+        state = start, rows, put(np.zeros(shape, np.uint32), spec)
         exchanges = jaxhet.plan(f, *state).exchanges
         kinds = sorted({e.collective.split()[0] for e in exchanges if e.wire.startswith(codec)})
         for _ in range(STEPS): state = f(*state)
@@ -88,8 +80,7 @@ default, optim.LEAST_BYTES = optim.LEAST_BYTES, 1  # the smallest leaves are com
 large = np.random.default_rng(me).standard_normal((1, 600, 600)).astype(np.float32)
 whole = np.concatenate([np.random.default_rng(i).standard_normal((1, 600, 600)) for i in (0, 1)])
 whole = whole.astype(np.float32)
-split = NamedSharding(mesh, P("x"))
-x = jax.make_array_from_callback(whole.shape, split, lambda i: whole[i])
+x = put(whole)
 back = jax.sharding.Mesh(mesh.devices[::-1], "x")
 y = jax.device_put(x, NamedSharding(back, P("x"))).addressable_data(0)
 z = jax.device_put(whole, NamedSharding(mesh, P())).addressable_data(0)

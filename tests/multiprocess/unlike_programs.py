@@ -310,7 +310,22 @@ def right(program: Program) -> np.ndarray:
         blocks = x.reshape(NUM_RANKS, *SHAPE)
         return jax.vmap(one, axis_name="x")(blocks).reshape(x.shape)
 
-    return np.asarray(jax.jit(_of_all(program, mapped))(argument()))
+    fast = {"xla_backend_optimization_level": 0}
+    return np.asarray(jax.jit(_of_all(program, mapped), compiler_options=fast)(argument()))
+
+
+def right_and_change(program: Program) -> tuple[np.ndarray, float]:
+    """The right result, and how much two exchanges of one kind would change it if swapped."""
+    draw = random.Random(str(program))
+    result = right(program)
+    pairs = _pairs_of_one_op(program.exchanges)
+    one, other = draw.choice(pairs)
+    return result, float(np.max(np.abs(result - right(program.with_swapped_weights(one, other)))))
+
+
+def _pairs_of_one_op(exchanges: Sequence[Exchange]) -> list[tuple[int, int]]:
+    found = [(i, j) for j, e in enumerate(exchanges) for i in range(j) if exchanges[i].op == e.op]
+    return found or [(0, 1)]
 
 
 # --- the worker ---
@@ -345,29 +360,8 @@ def _run(program: Program, kind: str) -> dict[int, np.ndarray]:
     return {s.index[0].start or 0: np.asarray(s.data) for s in result.addressable_shards}
 
 
-def _right_and_swapped(program: Program) -> tuple[np.ndarray, float]:
-    """The right result, and how much two exchanges of one kind would change it if swapped."""
-    draw = random.Random(str(program))
-    result = right(program)
-    pairs = _pairs_of_one_op(program.exchanges)
-    one, other = draw.choice(pairs)
-    return result, float(np.max(np.abs(result - right(program.with_swapped_weights(one, other)))))
-
-
-def _pairs_of_one_op(exchanges: Sequence[Exchange]) -> list[tuple[int, int]]:
-    found = [(i, j) for j, e in enumerate(exchanges) for i in range(j) if exchanges[i].op == e.op]
-    return found or [(0, 1)]
-
-
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """A program's result, exchanges and error on islands, or the right result on one device.
-
-    Args:
-      request: `program`, and `kind`: a key of `_CHOICES`, or "right".
-    """
-    if request["kind"] == "right":
-        result, change = _right_and_swapped(request["program"])
-        return {"result": result, "change": change}
+    """A program's result, exchanges and error. `request` has `program`, and a `kind` of pieces."""
     before = jaxhet.stats()["exchanges_completed"]
     try:
         blocks, error = _run(request["program"], request["kind"]), None

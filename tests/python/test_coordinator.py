@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from jaxhet._net.addresses import listen
 from jaxhet.cli import coordinator
 from jaxhet.testing import free_port
 from tests.support.members import described
+from tests.support.waiting import wait_until
 
 SECRET = b"a job secret"
 
@@ -47,11 +48,9 @@ class Pair:
 
     def failure_of_first(self) -> JaxhetError:
         """Failure that reaches process 0 within 5 s."""
-        deadline = time.monotonic() + 5
-        while (failure := self.members[0].failure) is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return failure
+        wait_until(lambda: self.members[0].failure is not None, 5)
+        assert self.members[0].failure is not None
+        return self.members[0].failure
 
 
 def _info(process: int) -> ProcessInfo:
@@ -99,17 +98,10 @@ def test_all_that_a_leaving_process_has_sent_arrives(pair: Pair) -> None:
         pair.server._outboxes[0].send({"all_leave": True})
         time.sleep(0.2)
     leaving.join(10)
-    _wait_for(lambda: heard == [0, 0] or second.failure)
+    wait_until(lambda: bool(heard == [0, 0] or second.failure), 5)
     assert heard == [0, 0]
-    _wait_for(lambda: 0 in pair.server._closed)
+    wait_until(lambda: 0 in pair.server._closed, 5)
     assert second.failure is None
-
-
-def _wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_asked_before", [True, False])
@@ -121,13 +113,13 @@ def test_needed_peer_that_leaves_is_absent(pair: Pair, is_asked_before: bool) ->
         heard: list[int] = []
         second.listen_needs(heard.append, lambda _: None)
         first.ask_for([1])
-        _wait_for(lambda: heard == [0])
+        wait_until(lambda: heard == [0], 5)
     leaving = threading.Thread(target=second.wait_for_all_to_leave, args=(20,))
     leaving.start()
     if not is_asked_before:
-        _wait_for(lambda: 1 in pair.server._leaving)
+        wait_until(lambda: 1 in pair.server._leaving, 5)
         first.ask_for([1])
-    _wait_for(lambda: absent == [1])
+    wait_until(lambda: absent == [1], 5)
     assert leaving.is_alive()
     first.wait_for_all_to_leave(20)
     leaving.join(5)

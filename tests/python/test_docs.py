@@ -21,12 +21,12 @@ _DOCUMENTS = ("README.md", *map(_HOOKS["in_repository"], _PAGES))
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Words that no description begins with: the noun is missing.
 _BEGINS_BADLY = re.compile(r"(?:Of|Those|Its|That|As|What|Them)\b(?![^.;]*\?)")
-# Sources that may hold such a description: parsing all sources takes seconds.
-_SUSPECT = re.compile(
-    r'(?:"""|: )(?i:Of|Those|Its|That|As|What|Them)\b'
-    r'|help=\s*\(?\s*f?"(?i:of|those|its|that|as|what|them)\b'
+# Such a description in Python: a docstring, a field in it, or a help text.
+_BADLY_DESCRIBED = re.compile(
+    r'(?:"""|help=\s*\(?\s*f?"|^ +\*{0,2}[a-z]\w*(?: \([^)]*\))?: )'
+    r"(?i:Of|Those|Its|That|As|What|Them)\b(?![^.;]*\?).*",
+    re.MULTILINE,
 )
-_FIELD = re.compile(r"\s+\*{0,2}(?:[a-z]\w*)(?: \([^)]*\))?: (.*)")
 
 
 def _text(document: str) -> str:
@@ -160,17 +160,8 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _descriptions(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """The lines of a docstring that begin a description, and the text of `help=`."""
-    match node:
-        case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-            text = ast.get_docstring(node) or ""
-            line = getattr(node, "lineno", 1)
-            yield line, text.partition("\n")[0]
-            fields = (m[1] for x in text.splitlines() if (m := _FIELD.fullmatch(x)))
-            yield from ((line, _capitalized(field)) for field in fields)
-        case ast.keyword(arg="help", value=ast.Constant(value=str(text))):
-            yield node.value.lineno, _capitalized(text)
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _files(*patterns: str) -> list[str]:
@@ -181,20 +172,9 @@ def _files(*patterns: str) -> list[str]:
     return [name for name in names if (_ROOT / name).is_file()]
 
 
-def _python_files() -> list[str]:
-    return _files("*.py", "*.pyi")
-
-
-def _badly_begun(source: str) -> list[str]:
-    """The descriptions of a Python source whose noun is missing."""
-    if not _SUSPECT.search(source):
-        return []
-    found = (d for node in ast.walk(ast.parse(source)) for d in _descriptions(node))
-    return [f"{line}: {text}" for line, text in found if _BEGINS_BADLY.match(text)]
-
-
 def test_descriptions_in_code_begin_with_a_noun_phrase_or_a_verb():
-    assert not [f"{n}:{found}" for n in _python_files() for found in _badly_begun(_text(n))]
+    names = _files("*.py", "*.pyi")
+    assert not [f"{n}: {m[0]}" for n in names for m in _BADLY_DESCRIBED.finditer(_text(n))]
 
 
 def _comments(source: str, mark: str) -> Iterator[tuple[int, str]]:

@@ -7,6 +7,7 @@ that parses what peers send and that no fuzzer names. `tests/support/damage.py` 
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -59,13 +60,14 @@ def test_damaged_handshakes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     header = _membership.HEADER
     monkeypatch.setattr(handshake.secrets, "token_bytes", bytes)
     nonce = handshake._new_nonce()  # both ends have this one
-    macs = [handshake._mac(_SECRET, role, nonce, nonce, header) for role in (b"connect", b"accept")]
-    to_acceptor, to_connector = nonce + header + macs[0], nonce + macs[1]
+    mac, answer = functools.partial(handshake._mac, _SECRET), b"answer"
+    to_acceptor = nonce + header + mac(b"connect", nonce, nonce, header)
+    to_connector = nonce + answer + mac(b"accept", nonce, nonce, header + answer)
     for data in inputs([to_acceptor, to_connector], damage_bytes):
         with received(data) as sock, _expect(data.startswith(to_acceptor)):
             assert handshake.accept(sock, _SECRET, len(header))[0] == header
         with received(data) as sock, _expect(data.startswith(to_connector)):
-            handshake.connect(sock, _SECRET, header)
+            assert handshake.connect(sock, _SECRET, header, len(answer))[0] == answer
 
 
 def _expect(is_sound: bool) -> contextlib.AbstractContextManager[object]:

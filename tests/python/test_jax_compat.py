@@ -17,14 +17,12 @@ from jax._src import (
     compilation_cache,
     config,
     hardware_utils,
-    sharding_impls,
     xla_bridge,
 )
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-from jax.sharding import AxisType
 
 from jaxhet._errors import UsageError
-from jaxhet._jax import compat, jaxlib, platforms, slices
+from jaxhet._jax import compat, jaxlib, platforms
 from tests.support import replaced, scripts
 
 _LEAVES_IN_A_HOOK = """
@@ -273,47 +271,3 @@ def test_blocking_call_is_left_when_the_check_raises() -> None:
     with pytest.raises(ConnectionError, match="gone"):
         compat.run_with_checks(lambda: time.sleep(0.5), check)
     assert compat.run_with_checks(lambda: 3, lambda: None) == 3
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gpu:
-    """A device of a slice, as plugins of GPUs show it."""
-
-    id: int
-    slice_index: int
-    device_kind: str = "gpu"
-    platform: str = "gpu"
-
-    @property
-    def process_index(self) -> int:
-        return self.slice_index
-
-    @property
-    def client(self) -> Any:
-        return jax.devices()[0].client
-
-
-@pytest.fixture
-def accepting_make_mesh(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`make_mesh` as a program has imported it before it joined."""
-    monkeypatch.setattr(sharding_impls, "hasattr", hasattr, raising=False)
-    imported = jax.make_mesh
-    with pytest.raises(ValueError, match="does not support multi-slice"):
-        imported((4,), ("x",), devices=_GPUS)
-    slices.accept_in_make_mesh()
-    return imported
-
-
-_GPUS = [_Gpu(i, i // 2) for i in range(4)]
-
-
-def test_make_mesh_takes_islands_as_slices(accepting_make_mesh: Callable[..., Any]):
-    mesh = accepting_make_mesh((2, 2), ("island", "own"), devices=_GPUS[::-1])
-    assert [[d.id for d in row] for row in mesh.devices] == [[0, 1], [2, 3]]
-    assert mesh.axis_types == (AxisType.Explicit,) * 2
-    mesh = accepting_make_mesh((4,), ("all",), (AxisType.Auto,), devices=_GPUS)
-    assert ([d.id for d in mesh.devices], mesh.axis_types) == ([0, 1, 2, 3], (AxisType.Auto,))
-    assert accepting_make_mesh((1,), ("one",)).devices.tolist() == jax.devices()[:1]
-    for shape, names in (((4, 2), ("a", "b")), ((2, 2), ("a",))):
-        with pytest.raises(ValueError, match=r"must be >=|to equal"):
-            accepting_make_mesh(shape, names, devices=_GPUS)

@@ -16,10 +16,11 @@ import pytest
 
 import jaxhet
 from jaxhet import _config, _ffi, _islands, _saves, _session
-from jaxhet._errors import JaxhetError, PeerError
+from jaxhet._errors import PeerError
 from jaxhet._jax import compat
 from jaxhet._saves import Save, Saves
 from jaxhet._session import Session
+from tests.support.fake_engine import FakeEngine
 from tests.support.members import described
 
 NOTICE_S = 0.2
@@ -27,35 +28,11 @@ EXIT_AFTER_S = 1.0  # more than a loaded machine keeps a thread from its turn
 FAILURE = "process 1 is gone"
 
 
-class FailingEngine:
-    """An engine that fails when it is told to."""
-
-    def __init__(self) -> None:
-        self.session = 1
-        self.failed = threading.Event()
-
-    def error(self) -> JaxhetError | None:
-        return PeerError(FAILURE) if self.failed.is_set() else None
-
-    def wait_failure(self, timeout_ms: int) -> tuple[str, str] | None:
-        return ("PeerError", FAILURE) if self.failed.wait(min(timeout_ms, 20) / 1000) else None
-
-    def peer_stats(self) -> list[dict[str, Any]]:
-        return []
-
-    def fail(self, code: str, text: str) -> None:
-        del code, text
-        self.failed.set()
-
-    def close(self, timeout_ms: int) -> None:
-        del timeout_ms
-
-
 class Watched:
     """A session in use, and what its watch does to the process."""
 
     def __init__(self) -> None:
-        self.engine = FailingEngine()
+        self.engine = FakeEngine()
         stand_in: Any = self.engine
         members = [described(i, name) for i, name in enumerate("ab")]
         config = _config.resolve({"exit_timeout_s": 10 * EXIT_AFTER_S}, environ={})

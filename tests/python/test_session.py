@@ -17,10 +17,11 @@ import pytest
 import jaxhet
 from jaxhet import _compilation, _config, _device_channels, _ffi, _islands, _session, _set_up
 from jaxhet._compilation import BridgeOptions
-from jaxhet._errors import JaxhetError, PeerError, TransportError, UsageError
+from jaxhet._errors import PeerError, TransportError, UsageError
 from jaxhet._jax import compat, multihost, programs
 from jaxhet._session import Session
 from tests.python.compiler import hlo_text
+from tests.support.fake_engine import FakeEngine
 from tests.support.members import described
 
 DEVICES: tuple[Any, ...] = tuple(
@@ -131,44 +132,6 @@ def test_different_gpus_of_one_name_are_refused() -> None:
 # GPUs.
 
 MIXED = (("a", "cuda"), ("b", "rocm"), ("b", "rocm"))
-
-
-class FakeEngine:
-    """An engine that notes its calls and fails when it is told to."""
-
-    def __init__(self) -> None:
-        self.session = 5
-        self.calls: list[Any] = []
-        self.failure: JaxhetError | None = None
-
-    def set_ranks(self, ranks: list[Any]) -> None:
-        self.calls.append(("set_ranks", [rank[2:] for rank in ranks]))
-
-    def open_devices(
-        self,
-        platform: str,
-        devices: list[Any],
-        sockets: list[Any],
-        timeout_s: float,
-        later: list[tuple[int, int]],
-    ) -> None:
-        self.calls.append(("open_devices", platform, devices, sockets, timeout_s, later))
-
-    def error(self) -> JaxhetError | None:
-        return self.failure
-
-    def wait_failure(self, timeout_ms: int) -> None:
-        del timeout_ms
-
-    def peer_stats(self) -> list[dict[str, Any]]:
-        return []
-
-    def fail(self, code: str, text: str) -> None:
-        del code
-        self.failure = PeerError(text)
-
-    def close(self, timeout_ms: int) -> None:
-        self.calls.append(("close", timeout_ms))
 
 
 @dataclasses.dataclass
@@ -318,7 +281,7 @@ def test_failure_that_poisons_results_is_raised_at_the_call_and_when_they_are_re
     engine: Any = gpu_session.engine
 
     def fails_while_it_is_called(x: Any) -> Any:
-        engine.failure = PeerError("process 1 is gone")
+        engine.fail("PeerError", "process 1 is gone")
         return x
 
     result = jaxhet.jit(lambda x: x + 1)(1)

@@ -1,7 +1,6 @@
 """Executables travel from the first process of a tuning class to those that ask for them."""
 
-import functools
-import threading
+import concurrent.futures
 import time
 import types
 from collections.abc import Callable
@@ -43,27 +42,14 @@ class _Class:
             return self.of[process].fetch(_MEMBERS, key, is_over)
 
 
-class _Fetching(threading.Thread):
-    """A process that asks for a program from now on."""
+_POOL = concurrent.futures.ThreadPoolExecutor()
 
-    def __init__(self, processes: _Class, process: int, key: str = "key"):
-        super().__init__(daemon=True)
-        self._fetch = functools.partial(processes.fetch, process, key)
-        self._answer: bytes | Exception | None = None
-        self.start()
 
-    def run(self) -> None:
-        try:
-            self._answer = self._fetch()
-        except NotSharedError as error:
-            self._answer = error
-
-    def answer(self) -> bytes:
-        self.join(20)
-        assert self._answer is not None
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+def _fetching(
+    processes: _Class, process: int, key: str = "key"
+) -> concurrent.futures.Future[bytes]:
+    """A process asks for a program from now on."""
+    return _POOL.submit(processes.fetch, process, key)
 
 
 @pytest.fixture
@@ -95,34 +81,34 @@ def test_process_that_is_ahead_or_behind_is_waited_for() -> None:
     processes = _Class()
     processes.compile("first", b"1")
     assert processes.fetch(3, "first") == b"1"
-    waiting = _Fetching(processes, 3, "second")
+    waiting = _fetching(processes, 3, "second")
     processes.compile("of others", b"3", process=3)
     time.sleep(2)
-    assert waiting.is_alive()
+    assert not waiting.done()
     processes.compile("second", b"2")
-    assert waiting.answer() == b"2"
+    assert waiting.result(20) == b"2"
     assert processes.fetch(3, "first") == b"1"
 
 
 @pytest.mark.usefixtures("short_grace")
 def test_threads_may_compile_in_another_order() -> None:
     processes = _Class()
-    waiting = _Fetching(processes, 3, "b")
+    waiting = _fetching(processes, 3, "b")
     with processes.of[2].compiling(_MEMBERS, "b"):
         processes.compile("a", b"1")
         time.sleep(2)
-        assert waiting.is_alive()
+        assert not waiting.done()
         processes.of[2].give("b", b"2")
-    assert waiting.answer() == b"2"
+    assert waiting.result(20) == b"2"
     assert processes.fetch(3, "a") == b"1"
 
 
 def test_process_that_could_not_compile_says_why() -> None:
     processes = _Class()
-    waiting = _Fetching(processes, 3)
+    waiting = _fetching(processes, 3)
     with pytest.raises(MemoryError), processes.of[2].compiling(_MEMBERS, "key"):
         raise MemoryError("out of memory")
-    for ask in (waiting.answer, lambda: processes.fetch(5)):
+    for ask in (lambda: waiting.result(20), lambda: processes.fetch(5)):
         with pytest.raises(NotSharedError, match="MemoryError: out of memory"):
             ask()
     processes.compile("key", b"at the second attempt")

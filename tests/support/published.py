@@ -91,28 +91,32 @@ def over_islands(command: Sequence[str], env: Mapping[str, str], run: Run) -> li
     return ["\n".join(lines[process]) for process in sorted(lines, key=int)]
 
 
-def in_plain_world(command: Sequence[str], env: Mapping[str, str], run: Run) -> list[str]:
-    """Output of each process of a plain JAX world, which has the variables of Open MPI 4."""
-    processes = 2 * run.processes
+def plain_world(processes: int, devices: int) -> list[dict[str, str]]:
+    """Variables of processes that plain JAX takes for a world of Open MPI 4."""
     job = (_free_world_port() - _FIRST_PORT) << 12
     common = {
         "OMPI_MCA_orte_hnp_uri": f"{job}.0;tcp://127.0.0.1:1",
         "OMPI_COMM_WORLD_SIZE": str(processes),
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
         "OMPI_VERSION": "4.1.4",
-        "JAX_NUM_CPU_DEVICES": str(run.devices),
-        **env,
+        "JAX_NUM_CPU_DEVICES": str(devices),
     }
-    logs = [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
+    return [{**common, "OMPI_COMM_WORLD_RANK": str(process)} for process in range(processes)]
+
+
+def in_plain_world(command: Sequence[str], env: Mapping[str, str], run: Run) -> list[str]:
+    """Output of each process of a plain JAX world."""
+    worlds = plain_world(2 * run.processes, run.devices)
+    logs = [tempfile.TemporaryFile("w+") for _ in worlds]  # noqa: SIM115
     running = [
         subprocess.Popen(
             [run.python, *command],
-            env=_environment({**common, "OMPI_COMM_WORLD_RANK": str(process)}, run.python),
+            env=_environment({**world, **env}, run.python),
             cwd=run.folder,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        for process, log in enumerate(logs)
+        for world, log in zip(worlds, logs, strict=True)
     ]
     texts = []
     try:

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from tests.multiprocess.two_islands import SET_UP
 from tests.support import hosts
 from tests.support.hosts import Hosts
 from tests.support.scripts import on
@@ -32,13 +33,8 @@ benchmarks.thin_links.main()
 """
 # Prints the seconds of some arrays of 64 MiB that each end sends the other at a time, by number.
 _EXCHANGE = """
-import time
-import jax, numpy as np, jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": 2})
 split = NamedSharding(mesh, P("x"))
-own = np.random.default_rng(jax.process_index()).random((1, 1 << 24), np.float32)
+own = np.random.default_rng(me).random((1, 1 << 24), np.float32)
 arrays = [jax.make_array_from_callback((2, 1 << 24), split, lambda i: own + k)
           for k in range(16)]
 swap = lambda x: jax.lax.ppermute(x, "x", [(0, 1), (1, 0)])
@@ -51,7 +47,7 @@ for number in (1, 4, 16):
         began = time.perf_counter()
         jax.block_until_ready(swapped(arrays[:number]))
         seconds.append(time.perf_counter() - began)
-    if jax.process_index() == 0: print(number, sorted(seconds[1:])[2])
+    if me == 0: print(number, sorted(seconds[1:])[2])
 jaxhet.shutdown()
 """
 # Prints the rate of eight busy sockets both ways, as a part of 1 Gbit/s: what TCP alone has.
@@ -88,13 +84,8 @@ for thread in threads: thread.join()
 if is_first: print(rate * 8 / 1e9)
 """
 _SUMS = """
-import time
-import jax, numpy as np, jaxhet
-from jax.sharding import NamedSharding, PartitionSpec as P
-jaxhet.initialize()
-mesh = jaxhet.make_mesh({"x": 2})
 split = NamedSharding(mesh, P("x"))
-own = np.random.default_rng(jax.process_index()).standard_normal((1, 1 << 21)).astype(np.float32)
+own = np.random.default_rng(me).standard_normal((1, 1 << 21)).astype(np.float32)
 gradients = [jax.make_array_from_callback((2, 1 << 21), split, lambda i: own) for _ in range(64)]
 add = lambda xs: [jax.lax.psum(x, "x") for x in xs]
 add = jax.shard_map(add, mesh=mesh, in_specs=P("x"), out_specs=P())
@@ -105,7 +96,7 @@ for wire in ("", "mxint8"):
         began = time.perf_counter()
         jax.block_until_ready(added(gradients))
         seconds.append(time.perf_counter() - began)
-    if jax.process_index() == 0: print(wire or "f32", sorted(seconds[1:])[3])
+    if me == 0: print(wire or "f32", sorted(seconds[1:])[3])
 jaxhet.shutdown()
 """
 _ON_ONE_CORE = """
@@ -167,7 +158,7 @@ def table(arguments: Sequence[str]) -> None:
         ("50 ms, 0.1 % lost", 50, 0.001, {}),
     ):
         streams = float(job(_STREAMS, 1000, rtt_ms, loss))
-        text = job(_EXCHANGE, 1000, rtt_ms, loss, **env)
+        text = job(SET_UP + _EXCHANGE, 1000, rtt_ms, loss, **env)
         found = dict(line.split() for line in text.splitlines()[-3:])
         parts = [int(number) * _ARRAY_BITS / float(s) / 1e9 for number, s in found.items()]
         print(f"| {name} | {' | '.join(f'{part:.3f}' for part in [streams, *parts])} |", flush=True)
@@ -175,7 +166,7 @@ def table(arguments: Sequence[str]) -> None:
 
 def sums() -> None:
     """Prints the times of a sum of gradients, each a median of 7, and their ratio."""
-    found = dict(line.split() for line in job(_SUMS, *_THIN).splitlines()[-2:])
+    found = dict(line.split() for line in job(SET_UP + _SUMS, *_THIN).splitlines()[-2:])
     plain, coded = float(found["f32"]), float(found["mxint8"])
     print(f"f32 {plain:.3f} s, mxint8 {coded:.3f} s: {plain / coded:.2f}", flush=True)
 
@@ -183,7 +174,7 @@ def sums() -> None:
 def encryption() -> None:
     """Prints which part of the rate an exchange has without and with encryption."""
     for mode in ("off", "full"):
-        text = job(_ON_ONE_CORE + _EXCHANGE, 1000, 0, 0, JAXHET_ENCRYPTION=mode)
+        text = job(_ON_ONE_CORE + SET_UP + _EXCHANGE, 1000, 0, 0, JAXHET_ENCRYPTION=mode)
         found = dict(line.split() for line in text.splitlines()[-3:])
         print(f"{mode}: {_ARRAY_BITS / float(found['1']) / 1e9:.3f}", flush=True)
 

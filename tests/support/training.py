@@ -1,8 +1,10 @@
 """A short training of `tiny` that other launchers start, and its comparison with one world."""
 
+import functools
 import os
 import pathlib
 import sys
+import tempfile
 
 from benchmarks.demo import FIRST_STEPS, FIRST_STEPS_TOLERANCE
 from jaxhet.testing import FAST_COMPILE
@@ -49,6 +51,13 @@ def train_in_one_world(folder: pathlib.Path, devices: int) -> list[float]:
     """The losses of the same training in one process of plain JAX."""
     python(*command(folder, devices)[1:], env={"JAX_NUM_CPU_DEVICES": str(devices)})
     return losses(folder)
+
+
+@functools.cache
+def world() -> list[float]:
+    """The losses of the training in one world of two devices."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train_in_one_world(pathlib.Path(folder), 2)
 
 
 def assert_agrees(folder: pathlib.Path, world: list[float], devices: int) -> float:

@@ -8,9 +8,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-import json
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any, cast
 from unittest import mock
@@ -27,7 +25,7 @@ from jaxhet import _handles
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, collectives, hlo
 from jaxhet.compiler.codecs import CODECS
-from tests.python.compiler import moved
+from tests.python.compiler import moved, worker
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.python.compiler.scheduled import schedule
 from tests.python.compiler.train_steps import LOOP_OVER_LAYERS, TRAIN_STEPS
@@ -299,13 +297,7 @@ CASES |= {name: Case("2x1x2", step.lower, codegen=False) for name, step in TRAIN
 
 def main(vendor: deviceless.Vendor) -> None:
     sys.path.append(str(PLUGINS))
-    compiler = Compiler(vendor)
-    for name, case in CASES.items():
-        try:
-            result = compiler.compile_case(case)
-        except Exception:  # reported with the others
-            result = {"error": traceback.format_exc()}
-        print(json.dumps([name, result]), flush=True)
+    worker.tell_each(CASES, Compiler(vendor).compile_case)
 
 
 if __name__ == "__main__":

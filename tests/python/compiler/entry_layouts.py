@@ -4,10 +4,8 @@ A process of its own: `entry_layouts.py {cuda|rocm}` prints a line of JSON for e
 then what the compiled module says of its entry, and the number of exchanges.
 """
 
-import json
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -22,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options
+from tests.python.compiler import worker
 from tests.python.compiler.install_plugins import PLUGINS
 
 DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
@@ -136,12 +135,7 @@ def main(vendor: deviceless.Vendor) -> None:
     pxla.create_compile_options = lambda *args: compiler.options(make, *args)
     pxla.are_all_shardings_default_mem_kind = lambda _: False  # JAX asks devices for their memory
     devices = compiler.devices(2, 1)
-    for name, case in CASES.items():
-        try:
-            result = list(compiler.both(case, devices))
-        except Exception:  # reported with the others
-            result = ["", traceback.format_exc(), 0]
-        print(json.dumps([name, result]), flush=True)
+    worker.tell_each(CASES, lambda case: list(compiler.both(case, devices)))
 
 
 if __name__ == "__main__":

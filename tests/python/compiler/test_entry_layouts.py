@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.timeout(300)]
 def test_layouts_and_memory_are_those_of_plain_xla(vendor: str):
     require_compiler(vendor)
     results = worker.run("entry_layouts.py", vendor, timeout_s=280)
+    assert {name: r["error"] for name, r in results.items() if "error" in r} == {}
     for name, (plain, bridged, exchanges) in results.items():
         assert bridged == plain, name
         assert exchanges > 0, name

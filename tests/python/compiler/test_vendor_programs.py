@@ -2,8 +2,6 @@
 
 import collections
 import concurrent.futures
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,34 +21,21 @@ _MOST_NOT_COMPILED = 0.05
 _ENOUGH_TOLD_APART = 0.9
 
 
-@dataclasses.dataclass
-class _Counts:
-    """Counts of the comparison.
+def _counts(result: dict[str, Any]) -> collections.Counter[str]:
+    """A program, its exchanges, and the arrays in their operands.
 
-    Attributes:
-      programs: Compiled by both vendors.
-      not_compiled: Not compiled by one of them, without our passes either.
-      exchanges: In the plans.
-      members: Arrays in the operands of exchanges.
-      told_apart: Arrays that are named unlike all that are exchanged in the same way.
+    An array is told apart if its name differs from all that are exchanged in the same way.
     """
-
-    programs: int = 0
-    not_compiled: int = 0
-    exchanges: int = 0
-    members: int = 0
-    told_apart: int = 0
-
-    def add(self, result: dict[str, Any]) -> None:
-        names = collections.Counter(
-            (_way(line), name)
-            for line, moved in zip(result["lines"], result["moved"], strict=True)
-            for name in moved
-        )
-        self.programs += 1
-        self.exchanges += len(result["moved"])
-        self.members += names.total()
-        self.told_apart += sum(count == 1 for count in names.values())
+    names = collections.Counter(
+        (_way(line), name)
+        for line, moved in zip(result["lines"], result["moved"], strict=True)
+        for name in moved
+    )
+    apart = sum(count == 1 for count in names.values())
+    exchanges = len(result["moved"])
+    return collections.Counter(
+        programs=1, exchanges=exchanges, members=names.total(), told_apart=apart
+    )
 
 
 def _way(line: str) -> str:
@@ -96,21 +81,17 @@ def _difference(cuda: dict[str, Any], rocm: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_equal_plans_of_random_programs_move_the_same_arrays(
-    seeds: range, record_property: Callable[[str, object], None]
-):
+def test_equal_plans_of_random_programs_move_the_same_arrays(seeds: range):
     cuda, rocm = _compile_by_both(seeds.start, len(seeds))
-    counts, differences = _Counts(), {}
+    counts, differences = collections.Counter[str](), {}
     for seed, result in cuda.items():
         if "not_compiled" in result or "not_compiled" in rocm[seed]:
-            counts.not_compiled += 1
+            counts["not_compiled"] += 1
         elif difference := _difference(result, rocm[seed]):
             differences[seed] = difference
         else:
-            counts.add(result)
+            counts += _counts(result)
     print(counts)
-    for name, number in dataclasses.asdict(counts).items():
-        record_property(name, number)
     assert differences == {}
-    assert counts.not_compiled < _MOST_NOT_COMPILED * len(seeds)
-    assert counts.told_apart > _ENOUGH_TOLD_APART * counts.members
+    assert counts["not_compiled"] < _MOST_NOT_COMPILED * len(seeds)
+    assert counts["told_apart"] > _ENOUGH_TOLD_APART * counts["members"]

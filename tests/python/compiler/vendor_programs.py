@@ -8,9 +8,7 @@ the arrays in its operand. The origins come from names in the program, not from 
 import contextlib
 import functools
 import itertools
-import json
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -21,7 +19,7 @@ from jaxhet._islands import Island
 from jaxhet._jax import compat
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, hlo
-from tests.python.compiler import moved
+from tests.python.compiler import moved, worker
 from tests.python.compiler.drawn_programs import NUM_DEVICES, Program, program
 from tests.python.compiler.install_plugins import PLUGINS
 
@@ -107,12 +105,8 @@ def main(vendor: deviceless.Vendor, first: int, count: int) -> None:
     deviceless._COMPILER_OPTIONS |= _COMPILER_OPTIONS
     compiler = Compiler(vendor)
     _install_session(vendor, compiler.all_devices)
-    for seed in range(first, first + count):
-        try:
-            result = compiler.compile_program(program(seed))
-        except Exception:  # reported with the others
-            result = {"error": traceback.format_exc()}
-        print(json.dumps([str(seed), result]), flush=True)
+    seeds = {str(seed): seed for seed in range(first, first + count)}
+    worker.tell_each(seeds, lambda seed: compiler.compile_program(program(seed)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.support.commands import python
@@ -14,3 +16,13 @@ def run(script: str, *arguments: str, timeout_s: int, **env: str) -> dict[str, A
     program = pathlib.Path(__file__).with_name(script)
     result = python(program, *arguments, timeout_s=timeout_s, env={"XLA_FLAGS": "", **env})
     return dict(json.loads(line) for line in result.stdout.splitlines())
+
+
+def tell_each[T](cases: Mapping[str, T], run: Callable[[T], Any]) -> None:
+    """Prints a line of JSON for each case: its name, and its result or `{"error": …}`."""
+    for name, case in cases.items():
+        try:
+            result = run(case)
+        except Exception:  # reported with the others
+            result = {"error": traceback.format_exc()}
+        print(json.dumps([name, result]), flush=True)

@@ -43,6 +43,13 @@ def loss_and_gradients(
     return float(loss), jax.tree.map(np.asarray, gradients)
 
 
+def assert_close(found: Any, expected: Any, rtol: float = 1e-3) -> None:
+    """Checks that trees have the same numbers, up to a relative difference in each."""
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6), found, expected
+    )
+
+
 # LLVM's optimizations are most of a small program's compile time, and change no program of HLO.
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
 

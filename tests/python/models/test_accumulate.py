@@ -9,7 +9,7 @@ import pytest
 from models.configs import CONFIGS
 from models.extras.accumulate import Accumulation
 from models.train import FINAL_RATE, Schedule, Trainer
-from tests.python.models.conftest import SCHEDULE
+from tests.python.models.conftest import SCHEDULE, assert_close
 from tests.python.models.hlo_groups import collectives
 
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIGS["tiny"].vocab)
@@ -46,9 +46,7 @@ def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
         parts = parts.lower(params, TOKENS).compile()
         summed = parts(params, TOKENS)
     assert float(summed[0]) == pytest.approx(float(whole[0]), rel=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), summed[1], whole[1]
-    )
+    assert_close(summed[1], whole[1])
     text = parts.as_text()
     assert "all-reduce" in {name for name, _ in collectives(text)}
     across = [groups for _, groups in collectives(loops(text)) if _joins(groups, mesh, "data")]

@@ -3,7 +3,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
@@ -13,7 +12,7 @@ from models.extras.accumulate import Accumulation
 from models.llama import Llama
 from models.sharding import PARAMETERS, path_name
 from models.train import Trainer
-from tests.python.models.conftest import SCHEDULE, loss_and_gradients
+from tests.python.models.conftest import SCHEDULE, assert_close, loss_and_gradients
 
 TINY = CONFIGS["tiny"]
 
@@ -104,9 +103,7 @@ def test_loss_and_gradients_do_not_depend_on_how_layers_are_run(change, make_mes
     trainer = Trainer(TINY, SCHEDULE, make_mesh(data=1))
     other = dataclasses.replace(trainer, config=dataclasses.replace(TINY, **change))
     expected, actual = (loss_and_gradients(t, random_tokens(2, 17)) for t in (trainer, other))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), actual, expected
-    )
+    assert_close(actual, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("remat", "forward"), [("none", 1), ("dots", 1), ("full", 2)])

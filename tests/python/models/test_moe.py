@@ -9,7 +9,7 @@ from flax import nnx
 from models.configs import CONFIGS, Config
 from models.extras.moe import Experts, room
 from models.train import Trainer
-from tests.python.models.conftest import SCHEDULE, loss_and_gradients
+from tests.python.models.conftest import SCHEDULE, assert_close, loss_and_gradients
 from tests.python.models.hlo_groups import collectives
 
 # Room for all tokens in every expert.
@@ -66,9 +66,7 @@ def test_loss_and_gradients_do_not_depend_on_the_mesh(mesh, make_mesh, fast_jit)
         for axes in ({"data": 1}, mesh)
     )
     assert loss == pytest.approx(expected_loss, rel=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), grads, expected
-    )
+    assert_close(grads, expected)
 
 
 def test_tokens_cross_by_all_to_all_and_experts_stay(make_mesh, fast_jit):

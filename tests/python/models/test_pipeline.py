@@ -17,7 +17,7 @@ from models.extras.pipeline import Pipeline
 from models.extras.records import METRICS, read_rows
 from models.llama import Llama
 from models.train import Params, Trainer
-from tests.python.models.conftest import SCHEDULE, loss_and_gradients
+from tests.python.models.conftest import SCHEDULE, assert_close, loss_and_gradients
 from tests.python.models.hlo_groups import collectives
 
 FOUR = dataclasses.replace(CONFIGS["tiny"], layers=4)
@@ -80,9 +80,7 @@ def test_loss_and_gradients_are_those_without_stages(axes, changes, make_mesh, f
     pipeline = Pipeline.on(mesh, config)
     assert pipeline is not None
     expected = expected | {"blocks": pipeline.spread(expected["blocks"])}
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6), grads, expected
-    )
+    assert_close(grads, expected)
 
 
 def test_1f1b_keeps_few_microbatches_however_many_there_are(make_mesh, fast_jit):
