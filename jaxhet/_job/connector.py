@@ -5,6 +5,7 @@ left. The other end connects on a thread of its own, wherever its program is.
 """
 
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -166,10 +167,15 @@ class Connector:
             )
 
     def _needed_by(self, process: int) -> None:
-        """A peer needs this process; must not block."""
-        threading.Thread(
+        """A peer needs this process; must not block.
+
+        In exit hooks Python starts no thread. The peer gets an error when this process has left.
+        """
+        thread = threading.Thread(
             target=self._connect, args=(process,), name="jaxhet-connect", daemon=True
-        ).start()
+        )
+        with contextlib.suppress(RuntimeError):
+            thread.start()
 
     def _is_absent(self, process: int) -> None:
         self._absent.add(process)

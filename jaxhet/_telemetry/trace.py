@@ -64,8 +64,12 @@ class Trace(Observer):
                 self._write()
 
     def failed(self) -> None:
-        """Writes the file on a thread: a file system that hangs must not hold up the caller."""
-        threading.Thread(target=self.write, name="jaxhet-trace", daemon=True).start()
+        """Writes the file on a thread: a file system that hangs must not hold up the caller.
+
+        In exit hooks Python starts no thread, and `close` writes the file.
+        """
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self.write, name="jaxhet-trace", daemon=True).start()
 
     def close(self) -> None:
         """Writes the file a last time. The engine must still be open."""

@@ -15,6 +15,8 @@ from jaxhet.cli import _guardian
 from jaxhet.cli._lines import LineSplitter
 
 _READ_BYTES = 64 * 1024
+# The lines that JAX adds below the text of an exception.
+_JAX_NOTE = re.compile("-{20}$|For simplicity, JAX has removed its internal frames")
 _OUR_ERROR = re.compile(r"jaxhet\.(\w+\.)*\w+Error\b.*")
 
 # The process that an error names, as `xla_plugin/engine/common/messages.cc` names it.
@@ -76,7 +78,8 @@ class Process:
         text = line.decode(errors="replace").strip()
         if match := _OUR_ERROR.search(text):
             self._our_error = match[0]
-        self._last_stderr = text or self._last_stderr
+        if text and not _JAX_NOTE.match(text):
+            self._last_stderr = text
         return line
 
     def summary(self) -> str:

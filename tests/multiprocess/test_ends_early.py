@@ -154,3 +154,24 @@ def test_waits_at_barriers_end_after_a_failure() -> None:
     first, _ = run(_WAITS, *job(), timeout_s=60)
     assert first.code == 42, first.text
     assert "CANCELLED" in first.text
+
+
+_WAITS_IN_AN_EXIT_HOOK = """
+import atexit, os, signal, time
+import jax, jaxhet
+from jax._src import distributed
+jaxhet.initialize()
+if jax.process_index() == 1:
+    time.sleep(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+wait = lambda: distributed.global_state.client.wait_at_barrier("checkpoint", 100_000)
+atexit.register(wait)
+"""
+
+
+def test_waits_of_exit_hooks_end_after_a_failure_where_traces_are_written(
+    tmp_path: pathlib.Path,
+) -> None:
+    first, _ = run(_WAITS_IN_AN_EXIT_HOOK, *job(JAXHET_TRACE_FOLDER=str(tmp_path)), timeout_s=60)
+    assert "CANCELLED" in first.text
+    assert [path.name for path in tmp_path.iterdir()] == ["jaxhet-0.trace.json"]

@@ -1,6 +1,7 @@
 """Which processes connect when, and the errors of connections that a program needs."""
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -143,3 +144,13 @@ def test_connector_that_is_closed_connects_nobody_and_fails_nothing() -> None:
     assert not case.opened
     assert not case.failures
     assert case.double.is_closed
+
+
+def test_need_of_a_peer_is_no_error_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    case = _Case()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    case.double.needed_by(2)
+    assert not case.failures

@@ -309,6 +309,16 @@ def test_error_that_jax_wraps_is_quoted_from_its_name():
     assert "it said: jaxhet._errors.DeadlineError: too late" in result.stderr
 
 
+def test_error_from_inside_jax_is_quoted_without_the_note_of_jax():
+    code = """
+    import jax
+    jax.jit(lambda: 1 // 0)()
+    """
+    result = _launch("--islands 1", code, JAX_PLATFORMS="cpu")
+    assert "For simplicity, JAX has removed" in result.stderr
+    assert "it said: ZeroDivisionError: integer division or modulo by zero" in result.stderr
+
+
 def test_others_get_the_grace_time_to_end_by_themselves():
     code = """
     if process == 0:
