@@ -160,10 +160,6 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _files(*patterns: str) -> list[str]:
     command = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--"]
     names = subprocess.run(
