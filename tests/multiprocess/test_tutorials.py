@@ -15,9 +15,9 @@ import pytest
 from models.pretrain import parse
 from tests.python.compiler.install_plugins import PLUGINS
 from tests.support.commands import python
+from tests.support.documents import FENCE
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PROGRAMS = {  # page -> number of its programs, all of which run here or in test_project.py
     "docs/guides/programs.md": 3,
     "docs/guides/replicas.md": 1,
@@ -35,7 +35,7 @@ _PROGRAMS = {  # page -> number of its programs, all of which run here or in tes
 def _blocks(page: str, info: str) -> list[str]:
     """The fenced blocks of a page whose first line has these words after the fence."""
     folder = "docs/guides" if (_ROOT / "docs" / "guides" / page).exists() else "docs/tutorials"
-    fences = _FENCE.findall((_ROOT / folder / page).read_text())
+    fences = FENCE.findall((_ROOT / folder / page).read_text())
     return [text for words, text in fences if words == info]
 
 
@@ -54,7 +54,7 @@ def test_all_programs_in_documents_are_run() -> None:
     pages = [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")]
     found = {
         str(page.relative_to(_ROOT)): sum(
-            words.split(" ")[0] == "python" for words, _ in _FENCE.findall(page.read_text())
+            words.split(" ")[0] == "python" for words, _ in FENCE.findall(page.read_text())
         )
         for page in pages
     }

@@ -5,12 +5,13 @@ import pathlib
 import posixpath
 import re
 import runpy
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.documents import FENCE, tracked
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HOOKS = runpy.run_path(str(_ROOT / "tools" / "docs_hooks.py"))
@@ -18,7 +19,6 @@ _REFERENCE = runpy.run_path(str(_ROOT / "tools" / "reference.py"))
 _SITE = yaml.safe_load((_ROOT / "mkdocs.yml").read_text())
 _PAGES = tuple(_HOOKS["pages"](_SITE["nav"]))
 _DOCUMENTS = ("README.md", *map(_HOOKS["in_repository"], _PAGES))
-_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Words that no description begins with: the noun is missing.
 _BEGINS_BADLY = re.compile(r"(?:Of|Those|Its|That|As|What|Them)\b(?![^.;]*\?)")
 # Such a description in Python: a docstring, a field in it, or a help text.
@@ -34,7 +34,7 @@ def _text(document: str) -> str:
 
 
 def _prose(document: str) -> str:
-    return _FENCE.sub("", _text(document))
+    return FENCE.sub("", _text(document))
 
 
 def _anchor(heading: str) -> str:
@@ -95,6 +95,17 @@ def test_generated_pages_are_up_to_date():
         assert _text(f"docs/reference/{name}") == text
 
 
+def test_rows_of_the_table_of_features_name_tests():
+    rows = re.findall(
+        r"^\| (?!feature|---).*\| (.*) \|$", _text("docs/reference/jax-features.md"), re.M
+    )
+    assert len(rows) > 20
+    for cell in rows:
+        paths = re.findall(r"`(tests/[^`]*)`", cell)
+        assert paths, cell
+        assert not [path for path in paths if "def test_" not in _text(path)]
+
+
 def test_reference_has_every_public_name():
     stub = ast.parse(_text("jaxhet/__init__.pyi"))
     public = {a.name for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
@@ -114,7 +125,7 @@ def test_reference_has_every_public_name_of_a_module(module: str):
 def _blocks(language: str) -> Iterator[tuple[str, str]]:
     """The document and the text of each fenced block of a language; "" for commands."""
     for document in _DOCUMENTS:
-        for info, text in _FENCE.findall(_text(document)):
+        for info, text in FENCE.findall(_text(document)):
             if info.partition(" ")[0] == language:
                 yield document, text
 
@@ -160,16 +171,8 @@ def _capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _files(*patterns: str) -> list[str]:
-    command = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard", "--"]
-    names = subprocess.run(
-        [*command, *patterns], cwd=_ROOT, check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    return [name for name in names if (_ROOT / name).is_file()]
-
-
 def test_descriptions_in_code_begin_with_a_noun_phrase_or_a_verb():
-    names = _files("*.py", "*.pyi")
+    names = tracked("*.py", "*.pyi")
     assert not [f"{n}: {m[0]}" for n in names for m in _BADLY_DESCRIBED.finditer(_text(n))]
 
 
@@ -192,7 +195,7 @@ def _badly_begun_comments(source: str, mark: str) -> list[str]:
 
 @pytest.mark.parametrize(("mark", "patterns"), [("//", ("*.cc", "*.h")), ("#", ("*.py", "*.pyi"))])
 def test_comments_begin_with_a_noun_phrase_or_a_verb(mark: str, patterns: tuple[str, ...]):
-    names = _files(*patterns)
+    names = tracked(*patterns)
     assert names
     assert not [f"{n}:{found}" for n in names for found in _badly_begun_comments(_text(n), mark)]
 

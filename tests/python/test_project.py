@@ -5,7 +5,6 @@ import importlib.metadata
 import inspect
 import pathlib
 import re
-import subprocess
 import sys
 import tomllib
 
@@ -14,6 +13,7 @@ import pytest
 import jaxhet
 from jaxhet import optim
 from tests.support.commands import launch, python
+from tests.support.documents import tracked
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _HASHED = ("docs", "jax-next", "plugins", "plugins-next", "programs", "small_model", "wheel")
@@ -21,13 +21,6 @@ _DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *sorted(str(path.relative_to(_ROOT)) for path in (_ROOT / "docs").rglob("*.md")),
 )
-
-
-def _tracked() -> list[pathlib.Path]:
-    """The files of the project: what git tracks or would track."""
-    git = ["git", "-c", "safe.directory=*", "ls-files", "-co", "--exclude-standard"]
-    names = subprocess.run(git, cwd=_ROOT, check=True, capture_output=True, text=True).stdout
-    return [path for name in names.splitlines() if (path := _ROOT / name).is_file()]
 
 
 def _text(path: pathlib.Path) -> str:
@@ -166,7 +159,7 @@ def test_versions_are_pinned_in_constraints_only():
 
 def test_no_file_names_a_path_of_a_machine():
     home = re.compile(r"(?<![\w$}])/(?:root|home|Users)/\w")
-    assert not [str(path) for path in _tracked() if home.search(_text(path))]
+    assert not [name for name in tracked() if home.search(_text(_ROOT / name))]
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS)
@@ -179,5 +172,5 @@ def test_documents_name_paths_that_exist(document: str):
 
 def test_architecture_has_a_line_for_every_folder():
     architecture = _text(_ROOT / "ARCHITECTURE.md")
-    folders = {path.relative_to(_ROOT).parts[0] for path in _tracked() if path.parent != _ROOT}
+    folders = {name.partition("/")[0] for name in tracked() if "/" in name}
     assert not [f for f in folders if not f.startswith(".") and f"`{f}/" not in architecture]
