@@ -20,6 +20,7 @@ from jaxhet._islands import Island
 from jaxhet._jax import compat, compiler_settings, programs
 from jaxhet._jax.shared_programs import SharedPrograms, Sharing
 from jaxhet._job.connector import Connector
+from jaxhet._log import LOGGER
 from jaxhet._options import CODECS
 from jaxhet._traced import jaxprs
 from jaxhet._traced.words import Held, first_difference
@@ -383,18 +384,32 @@ class Compilation:
         return options
 
     def _dump(self, module: bytes, when: str, plan: compiler.Plan | None = None) -> None:
+        """Writes what the user wants to read; a full disk ends no job."""
         if not self._config.dump:
             return
-        folder = pathlib.Path(self._config.dump)
-        folder.mkdir(parents=True, exist_ok=True)
         text = compat.module_text(module)
         name = re.sub(r"\W", "_", text.split(",", 1)[0].removeprefix("HloModule "))
         stem = f"process{self._process}.{next(self._dump_number):04d}.{name}"
-        (folder / f"{stem}.{when}.hlo.txt").write_text(text)
+        texts = {f"{when}.hlo": text}
         if plan is not None:
-            (folder / f"{stem}.plan.txt").write_text(plan.text)
+            texts["plan"] = plan.text
             if (program := self.programs.get(plan.program)) is not None:
-                (folder / f"{stem}.program.txt").write_text(program.listing())
+                texts["program"] = program.listing()
+        folder = pathlib.Path(self._config.dump)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for kind, content in texts.items():
+                file = folder / f"{stem}.{kind}.txt"
+                file.write_text(content, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            LOGGER.warning(
+                "process %d can't write program %s to %s: %s; make room there or choose another"
+                " JAXHET_DUMP",
+                self._process,
+                name,
+                folder,
+                error.strerror,
+            )
 
 
 def _not_told_apart(name: str, other: Held) -> str:

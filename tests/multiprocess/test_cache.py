@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
+from two_islands import run_both
 
 from tests.support.scripts import job, run
 
@@ -116,6 +117,29 @@ def test_dump_has_every_program_although_the_cache_has_it(
     told = _run(filled, JAXHET_DUMP=str(tmp_path))
     assert [t["across"] for t in told] == [[0, ACROSS, 2]] * 3
     assert len(list(tmp_path.glob("*.before.hlo.txt"))) == 3
+
+
+_DUMPED = """
+exec("def gr\\u00f6\\u00dfe(a): return jax.lax.psum(a, 'x')")
+body = globals()["gr\\u00f6\\u00dfe"]
+print("sum", np.asarray(over_islands(body)(x))[0, 0])
+"""
+
+
+def test_dump_that_can_not_be_written_says_so_and_ends_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    for ended in run_both(_DUMPED, JAXHET_DUMP=str(tmp_path / "file" / "dump")):
+        assert "sum 2.0" in ended.text
+        assert "can't write program jit_" in ended.text
+        assert "Not a directory; make room there or choose another JAXHET_DUMP" in ended.text
+
+
+def test_dump_has_names_that_the_locale_does_not_know(tmp_path: pathlib.Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for ended in run_both(_DUMPED, JAXHET_DUMP=str(tmp_path), **plain):
+        assert "sum 2.0" in ended.text
+    plans = [path.read_text("utf-8") for path in tmp_path.glob("*.plan.txt")]
+    assert ["gr\u00f6\u00dfe" in plan for plan in plans] == [True, True]
 
 
 def test_programs_shared_between_hosts_are_refused() -> None:
