@@ -99,7 +99,9 @@ def measure(vendor: str, system: str, args: argparse.Namespace) -> dict[str, flo
 
 def main() -> None:
     """Prints a table; exits with 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--vendor", choices=("cuda", "rocm"), default="cuda")
     parser.add_argument("--config", default="1b")
     parser.add_argument("--layers", type=int, default=32)
@@ -147,10 +149,6 @@ def _report(args: argparse.Namespace, medians: dict[str, dict[str, float]]) -> i
         f"bars: CPU seconds {CPU_BAR} ×, memory {MEMORY_BAR} ×: {'MISSED' if is_missed else 'met'}"
     )
     return int(is_missed)
-
-
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    pass
 
 
 if __name__ == "__main__":

@@ -143,14 +143,3 @@ def test_a_start_is_computed_as_axis_index_is():
       ROOT kept = f32[4,4] dynamic-slice(r, start, zero), dynamic_slice_sizes={{4,4}}
     """
     assert _lines(body)[0] == ["reduce-scatter sum dim 0 hierarchical f32[32]"]
-
-
-def test_a_gather_over_islands_and_devices_crosses_each_rail_once():
-    body = """
-      p = f32[2,4] parameter(0)
-      ROOT g = f32[8,4] all-gather(p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0},
-        use_global_device_ids=true
-    """
-    lines, num_bytes = _lines(body)
-    assert lines == ["all-gather dim 0 hierarchical f32[8]"]
-    assert num_bytes == [32]
