@@ -15,8 +15,8 @@ from jaxhet.cli import _guardian
 from jaxhet.cli._lines import LineSplitter
 
 _READ_BYTES = 64 * 1024
-# The lines that JAX adds below the text of an exception.
-_JAX_NOTE = re.compile("-{20}$|For simplicity, JAX has removed its internal frames")
+# The lines that JAX and Grain add below the text of an exception.
+_NOTE = re.compile(r"-{20}$|For simplicity, \w+ has removed its internal frames")
 _OUR_ERROR = re.compile(r"jaxhet\.(\w+\.)*\w+Error\b.*")
 
 # The process that an error names, as `xla_plugin/engine/common/messages.cc` names it.
@@ -78,7 +78,7 @@ class Process:
         text = line.decode(errors="replace").strip()
         if match := _OUR_ERROR.search(text):
             self._our_error = match[0]
-        if text and not _JAX_NOTE.match(text):
+        if text and not _NOTE.match(text):
             self._last_stderr = text
         return line
 

@@ -309,13 +309,19 @@ def test_error_that_jax_wraps_is_quoted_from_its_name():
     assert "it said: jaxhet._errors.DeadlineError: too late" in result.stderr
 
 
-def test_error_from_inside_jax_is_quoted_without_the_note_of_jax():
-    code = """
-    import jax
-    jax.jit(lambda: 1 // 0)()
-    """
-    result = _launch("--islands 1", code, JAX_PLATFORMS="cpu")
-    assert "For simplicity, JAX has removed" in result.stderr
+_HIDES_FRAMES = {
+    "JAX": "import jax; jax.jit(lambda: 1 // 0)()",
+    "Grain": """
+from grain._src.core import traceback_util
+traceback_util.run_with_traceback_filter(lambda: 1 // 0)()
+""",
+}
+
+
+@pytest.mark.parametrize("library", _HIDES_FRAMES)
+def test_error_is_quoted_without_the_note_of_the_library_that_hides_frames(library: str):
+    result = _launch("--islands 1", _HIDES_FRAMES[library], JAX_PLATFORMS="cpu")
+    assert f"For simplicity, {library} has removed" in result.stderr
     assert "it said: ZeroDivisionError: integer division or modulo by zero" in result.stderr
 
 
