@@ -10,7 +10,10 @@ beside the first weights. So
 
 The first iteration has no operand for a reduction yet and reduces zeros. Nobody uses the last
 iteration's gathers. So each moved exchange runs once more than the loop has iterations. All results
-are the same to the bit. XLA's own pipeliners know neither exchanges nor islands. `arrange.py` puts
+are the same to the bit. The places of both follow from the counter and stay inside the arrays:
+XLA's GPU compiler predicts places, clamps none of them, and takes a counter that is carried from
+the iteration before for one that starts a step earlier. XLA's own pipeliners know neither exchanges
+nor islands. `arrange.py` puts
 starts and dones at their places in the schedule: XLA's scheduler would put most dones directly
 behind the starts.
 """
@@ -174,26 +177,33 @@ def _move_reductions(loop: Loop, sinks: Sequence[_Sink]) -> None:
         return
     body, outer = loop.body, loop.outer
     operands = {s.reduction.operand_ids[0]: body.operands(s.reduction)[0] for s in sinks}
-    starts = {s.update.operand_ids[s.start]: body.operands(s.update)[s.start] for s in sinks}
-    carried = [*operands.values(), *(x for i, x in starts.items() if i not in operands)]
     count = len(loop.initial)
-    initial = [
-        _scalar(outer, x, loop.value(x, loop.values[0])) if i in starts else _zeros(outer, x.shape)
-        for i, x in ((x.id, x) for x in carried)
-    ]
-    loop.extend(initial, carried)
-    index_of = {x.id: count + place for place, x in enumerate(carried)}
-    elements = {x.id: loop.element(index_of[x.id], x.shape) for x in carried}
-    results = {x.id: loop.result(index_of[x.id], x.shape) for x in carried}
+    loop.extend([_zeros(outer, x.shape) for x in operands.values()], [*operands.values()])
+    index_of = {i: count + place for place, i in enumerate(operands)}
+    elements = {i: loop.element(index_of[i], x.shape) for i, x in operands.items()}
+    results = {i: loop.result(index_of[i], x.shape) for i, x in operands.items()}
+    before = _Copies(loop, _counter_before(loop), in_body=True)
     for sink in sinks:
-        operand, start = sink.reduction.operand_ids[0], sink.update.operand_ids[sink.start]
-        _store_last(loop, sink, results[operand], results[start])
+        operand = sink.reduction.operand_ids[0]
+        _store_last(loop, sink, results[operand])
         body.set_operand(sink.reduction, 0, elements[operand])
-        body.set_operand(sink.update, sink.start, elements[start])
+        body.set_operand(sink.update, sink.start, before.of(body.operands(sink.update)[sink.start]))
         _start_at_once(loop, sink.reduction)
 
 
-def _store_last(loop: Loop, sink: _Sink, operand: hlo.Instruction, start: hlo.Instruction) -> None:
+def _counter_before(loop: Loop) -> hlo.Instruction:
+    """The counter of the iteration before; in the first iteration, its own."""
+    body = loop.body
+    # XLA knows the number of iterations only where the counter is read by one instruction.
+    counter = next(i for i in body.instructions if loop.carried(i) == loop.counter)
+    first, one = (
+        arithmetic.integers(body, [], [x], counter.shape.element_type) for x in (loop.values[0], 1)
+    )
+    before = body.add("subtract", counter.shape, [counter, one])
+    return body.add("maximum", counter.shape, [before, first])
+
+
+def _store_last(loop: Loop, sink: _Sink, operand: hlo.Instruction) -> None:
     """Stores the reduction of the last iteration, after the loop."""
     body, outer = loop.body, loop.outer
     copies = _Copies(loop, None)
@@ -205,7 +215,7 @@ def _store_last(loop: Loop, sink: _Sink, operand: hlo.Instruction, start: hlo.In
     (result,) = [u for u in outer.users(loop.instruction) if u.tuple_index == sink.index]
     array = loop.result(sink.index, result.shape)
     starts = [
-        start if place == sink.start else copies.of(x)
+        _scalar(outer, x, loop.value(x, loop.values[-1])) if place == sink.start else copies.of(x)
         for place, x in enumerate(body.operands(sink.update))
         if place >= 2
     ]
@@ -243,7 +253,7 @@ def _move_gathers(loop: Loop, gathers: Sequence[hlo.Instruction]) -> None:
     first = _Copies(loop, loop.initial[loop.counter])
     count = len(loop.initial)
     initial = [outer.add_copy(g, [first.of(body.operands(g)[0])]) for g in gathers]
-    following = _Copies(loop, body.operands(body.root)[loop.counter], in_body=True)
+    following = _Copies(loop, _counter_behind(loop), in_body=True)
     operands = [following.of(body.operands(g)[0]) for g in gathers]
     users = [body.users(g) for g in gathers]
     root = body.root
@@ -256,6 +266,13 @@ def _move_gathers(loop: Loop, gathers: Sequence[hlo.Instruction]) -> None:
                     body.set_operand(user, at, element)
         body.set_operand(gather, 0, operand)
         _start_at_once(loop, gather)
+
+
+def _counter_behind(loop: Loop) -> hlo.Instruction:
+    """The counter of the next iteration; in the last iteration, its own."""
+    body, shape = loop.body, loop.initial[loop.counter].shape
+    last = arithmetic.integers(body, [], [loop.values[-1]], shape.element_type)
+    return body.add("minimum", shape, [body.operands(body.root)[loop.counter], last])
 
 
 def _start_at_once(loop: Loop, instruction: hlo.Instruction) -> None:

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import plain_llama
 from jaxhet._pretended import deviceless
-from jaxhet.compiler import Options, carrier, hlo, overlap
+from jaxhet.compiler import Options, carrier, hlo, integers, overlap
+from jaxhet.compiler.loops import carried
 from tests.python.compiler.install_plugins import PLUGINS
 
 _LAYERS, _ROWS, _POSITIONS = 9, 8, 2048  # rows: of each device
@@ -39,6 +41,22 @@ def lower(mesh: Mesh, rows: int) -> Any:
     )
     step = functools.partial(plain_llama.train_step, size)
     return jax.jit(step, donate_argnums=0).lower(state, tokens)
+
+
+def lower_stored(mesh: Mesh, rows: int) -> Any:
+    """Lowers a loop that stores what it has gathered inside islands: no kernel changes it."""
+    (axis,) = mesh.axis_names
+
+    def scanned(x: jax.Array) -> Any:
+        def body(x: jax.Array, k: jax.Array) -> Any:
+            x = (x + jax.lax.psum(x, axis) * k) % 97
+            return x, jax.lax.pmax(x, axis)
+
+        return jax.lax.scan(body, x, jnp.arange(_LAYERS))
+
+    sharded = jax.shard_map(scanned, mesh=mesh, in_specs=P(axis), out_specs=(P(axis), P()))
+    x = jax.ShapeDtypeStruct((rows, 34), jnp.int32, sharding=NamedSharding(mesh, P(axis)))
+    return jax.jit(sharded).lower(x)
 
 
 def hazards(c: hlo.Computation, sequence: list[int]) -> list[str]:
@@ -82,11 +100,95 @@ def _readers(c: hlo.Computation, index: int) -> list[hlo.Instruction]:
     return found
 
 
+Known = Callable[[hlo.Instruction], int | None]
+
+
+def misplaced(module: hlo.Module, outer: hlo.Computation, loop: hlo.Instruction) -> list[str]:
+    """Slices in a loop that XLA predicts to be elsewhere than they are, in some iteration."""
+    config = json.loads(loop.backend_config)
+    if "known_trip_count" not in config:
+        return [f"the iterations of {loop.name} are unknown"]
+    body = module.computations[loop.called_computation_ids[0]]
+    (start,) = outer.operands(loop)
+    elements = [integers.value(outer, x, lambda _: None) for x in outer.operands(start)]
+    found: list[str] = []
+    for iteration in range(int(config["known_trip_count"]["n"])):
+
+        def known(i: hlo.Instruction, elements: list[int | None] = elements) -> int | None:
+            index = carried(body, i)
+            return None if index is None else elements[index]
+
+        found += _misplaced_in(module, body, known, iteration)
+        elements = [_value(body, x, known) for x in body.operands(body.root)]
+    return found
+
+
+def _value(c: hlo.Computation, scalar: hlo.Instruction, known: Known) -> int | None:
+    """The value of an integer, also of one that a fusion computes."""
+
+    def within(i: hlo.Instruction) -> int | None:
+        if (given := known(i)) is not None or i.opcode != "fusion":
+            return given
+        (fused,) = c.called(i)
+        operands = c.operands(i)
+
+        def of_operand(x: hlo.Instruction) -> int | None:
+            is_operand = x.opcode == "parameter"
+            return _value(c, operands[x.parameter_number], known) if is_operand else None
+
+        return _value(fused, fused.root, of_operand)
+
+    return integers.value(c, scalar, within)
+
+
+def _misplaced_in(
+    module: hlo.Module, c: hlo.Computation, known: Known, iteration: int
+) -> list[str]:
+    found: list[str] = []
+    for i in c.instructions:
+        if i.opcode in ("fusion", "async-start", "call"):
+
+            def of_caller(x: hlo.Instruction, i: hlo.Instruction = i) -> int | None:
+                if x.opcode != "parameter":
+                    return None
+                return _value(c, c.operands(i)[x.parameter_number], known)
+
+            for called in c.called(i):
+                found += _misplaced_in(module, called, of_caller, iteration)
+        if b"dynamic_slice_config" in i.backend_config:
+            config = json.loads(i.backend_config)["dynamic_slice_config"]
+            is_moving = "loop_index" in config
+            predicted = int(config["byte_offset"]) + is_moving * iteration * int(
+                config["byte_stride"]
+            )
+            if (place := _place(c, i, known)) != predicted:
+                found.append(f"{iteration}: {i.name} is at {place}, not at {predicted}")
+    return found
+
+
+def _place(c: hlo.Computation, i: hlo.Instruction, known: Known) -> int | None:
+    """The first byte of a slice in its array, clamped as HLO says."""
+    array, *rest = c.operands(i)
+    is_update = i.opcode == "dynamic-update-slice"
+    size = (rest[0].shape if is_update else i.shape).dimensions
+    stride, place = hlo.bit_width(array.shape.element_type) // 8, 0
+    for dim in array.shape.layout.minor_to_major:
+        most = array.shape.dimensions[dim] - size[dim]
+        start = _value(c, rest[is_update:][dim], known) if most else 0
+        if start is None:
+            return None
+        place += stride * min(max(start, 0), most)
+        stride *= array.shape.dimensions[dim]
+    return place
+
+
 def loops(module: hlo.Module) -> list[dict[str, Any]]:
     """A record for each loop with exchanges."""
     result = []
     for calls in module.callers.values():
-        for instruction in [c.instruction for c in calls if c.instruction.opcode == "while"]:
+        for outer, instruction in [
+            (c.computation, c.instruction) for c in calls if c.instruction.opcode == "while"
+        ]:
             body = module.computations[instruction.called_computation_ids[0]]
             sequence = list(module.proto.schedule.sequences[body.id].instruction_ids)
             targets = [body[i].custom_call_target for i in sequence]
@@ -97,10 +199,11 @@ def loops(module: hlo.Module) -> list[dict[str, Any]]:
                 result.append(
                     {
                         "exchanges": len(starts),
-                        "before": sum(p < products[0] for p in starts),
-                        "after": sum(p > products[-1] for p in dones),
+                        "before": sum(all(p < product for product in products) for p in starts),
+                        "after": sum(all(p > product for product in products) for p in dones),
                         "repeated": len(sequence) - len(set(sequence)),
                         "hazards": hazards(body, sequence),
+                        "misplaced": misplaced(module, outer, instruction),
                     }
                 )
     # A loop calls two computations.
@@ -111,13 +214,14 @@ def main(vendor: Any) -> None:
     compiler = deviceless.Compiler(vendor)
     # One vendor shows how many exchanges there are without pipelining.
     kinds = {"pipelined": 8} | ({"not pipelined": 0} if vendor == "cuda" else {})
-    for axis, per_island in itertools.product(("data", "fsdp"), (1, 2)):
+    programs = {"data": lower, "fsdp": lower, "stored": lower_stored}
+    for axis, per_island in itertools.product(programs, (1, 2)):
         for name, iterations in kinds.items():
             devices = compiler.devices(2, per_island)
             jax.clear_caches()
             islands = tuple(itertools.batched(devices, per_island))
             result = compiler.compile(
-                lower(Mesh(np.array(devices), (axis,)), _ROWS * len(devices)),
+                programs[axis](Mesh(np.array(devices), (axis,)), _ROWS * len(devices)),
                 islands,
                 Options(pipeline_iterations=iterations),
                 codegen=False,

@@ -60,11 +60,12 @@ def test_no_iteration_overwrites_what_is_still_read(vendor: str, request: pytest
     loops = {name: r["loops"] for name, r in results.items()}
     assert all(found for found in loops.values())
     assert {n: loop for n, found in loops.items() for loop in found if loop["hazards"]} == {}
+    assert {n: loop for n, found in loops.items() for loop in found if loop["misplaced"]} == {}
     assert all(loop["repeated"] == 0 for found in loops.values() for loop in found)
 
 
 def test_both_vendors_pipeline_alike(cuda: Results, rocm: Results):
-    assert len(rocm) == 4
+    assert len(rocm) == 6
     for name, result in rocm.items():
         assert result["fingerprint"] == cuda[name]["fingerprint"], name
         plain = cuda[name.replace("pipelined", "not pipelined")]
