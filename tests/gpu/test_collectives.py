@@ -135,6 +135,11 @@ def test_long_sums_come_in_parts(dtype: str, case: Case, job: Job) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_loops_store_and_gather_at_the_places_of_their_iterations(job: Job) -> None:
+    assert [wrong for wrong in job.ask((collectives.in_loops, ()), 300) if wrong] == []
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (7, 13), (257, 64)])
 def test_bf16_sums_have_equal_bits_on_all_ranks(count: int, width: int, job: Job) -> None:
     answers = job.ask((collectives.precision, (count, width)))

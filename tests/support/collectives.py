@@ -296,6 +296,47 @@ def _found(form: Form, cases: Sequence[Case]) -> Found:
     return outcomes
 
 
+def in_loops(layers: int = 9, width: int = 34) -> list[str]:
+    """What is wrong in loops that store a collective's result, or gather, by iteration.
+
+    On GPUs these collectives move to a neighbouring iteration.
+    """
+    mesh = _mesh(_all((jax.device_count(),)))
+    n = mesh.size
+    rng = np.random.default_rng(layers)
+    x, w = (rng.integers(0, 97, shape).astype(np.int32) for shape in ((n, width), (n, layers, 3)))
+
+    def body(x: jax.Array, w: jax.Array) -> dict[str, jax.Array]:
+        found = {}
+        for is_reversed in (False, True):
+
+            def step(x: jax.Array, w: jax.Array) -> Any:
+                weights = lax.all_gather(w, "x", tiled=True)
+                x = (x + weights.sum(dtype=x.dtype)) % 97
+                scattered = lax.psum_scatter(jnp.tile(x[0], n), "x", tiled=True)
+                return x, (lax.pmax(x, "x"), lax.psum(x, "x"), scattered)
+
+            last, stored = lax.scan(step, x, w[0], reverse=is_reversed)
+            names = ("last", "max", "sum", "scattered sum")
+            for name, value in zip(names, (last, *stored), strict=True):
+                found[f"{name}{', reversed' * is_reversed}"] = value[None]
+        return found
+
+    wrong: list[str] = []
+    for name, got in _mapped(mesh, body, [list(x[:, None]), list(w[:, None])]).items():
+        at, stored = x, np.zeros((layers, n, width), np.int64)
+        for layer in range(layers)[:: -1 if "reversed" in name else 1]:
+            at = (at + w[:, layer].sum()) % 97
+            combined = at.max(0) if "max" in name else at.sum(0)
+            stored[layer] = combined
+        for shard in got.addressable_shards:
+            position = shard.index[0].start or 0
+            want = at[position] if "last" in name else stored[:, position]
+            if not np.array_equal(np.asarray(shard.data).reshape(want.shape), want):
+                wrong.append(f"{name}: {np.asarray(shard.data).ravel()} is not {want.ravel()}")
+    return wrong
+
+
 def precision(count: int, width: int) -> dict[str, list[str]]:
     """By program, a digest of each local device's copy of a sum, after a check against numpy.
 
