@@ -297,7 +297,7 @@ def _found(form: Form, cases: Sequence[Case]) -> Found:
 
 
 def in_loops(layers: int = 9, width: int = 34) -> list[str]:
-    """What is wrong in loops that store a collective's result, or gather, by iteration.
+    """Wrong results of loops that store a collective's result, or gather, by iteration.
 
     On GPUs these collectives move to a neighbouring iteration.
     """
