@@ -204,7 +204,8 @@ class _Order:
         Dones are chained in the same way. XLA's scheduler works backwards and limits the number of
         exchanges in flight. Without the chain it could choose dones whose starts it may not place.
         Local collectives before and after exchanges are chained too. XLA would merge them into one,
-        and all exchanges would wait for it.
+        and all exchanges would wait for it. Barriers hide gathers: XLA's GPU compilers would
+        gather a converted value in their place and, since they are chained, could not remove them.
 
         The scheduler counts the exchanges of a loop or call as in flight all the time. So the
         exchanges before a loop are done when it begins, except for the last one if the limit allows
@@ -220,6 +221,8 @@ class _Order:
             for sequence in (steps, dones, scatters, gathers):
                 for first, second in itertools.pairwise(sequence):
                     computation.add_control_predecessor(second, first)
+            for gather in gathers if dones else ():
+                computation.hide(gather)
             before: list[hlo.Instruction] = []
             for step in steps:
                 if step.id in self._exchanges:

@@ -117,9 +117,8 @@ class Program:
             islands=_ISLANDS[int(rng.integers(len(_ISLANDS)))],
         )
 
-    def step(self) -> tuple[Any, tuple[Any, ...]]:
-        """The compiled function and its arguments."""
-        mesh = Mesh(np.array(jax.devices()).reshape(self.shape), ("data", "model"))
+    def values(self) -> tuple[dict[str, jax.Array], jax.Array]:
+        """Weights and rows."""
         rng = np.random.default_rng(self.layers)
 
         def values(*shape: int) -> Any:
@@ -127,8 +126,13 @@ class Program:
 
         n, w = self.layers, self.width
         weights = {"w": values(n, w, w)} | ({"b": values(n, w)} if self.has_vector else {})
+        return weights, values(8, w)
+
+    def function(self, mesh: Mesh) -> tuple[Any, tuple[dict[str, NamedSharding], NamedSharding]]:
+        """The jitted function on a mesh data, model, and the shardings of its arguments."""
         spec = {"w": P(None, "data") if self.is_sharded else P(), "b": P()}
-        shardings = {name: NamedSharding(mesh, spec[name]) for name in weights}
+        names = ("w", "b") if self.has_vector else ("w",)
+        shardings = {name: NamedSharding(mesh, spec[name]) for name in names}
         rows = NamedSharding(mesh, P("data"))
 
         def layer(x: jax.Array, weight: Any) -> tuple[jax.Array, Any]:
@@ -156,8 +160,13 @@ class Program:
             in_shardings=(shardings, rows),
             out_shardings=(None, shardings),
         )
-        x = jax.device_put(values(8, w), rows)
-        return step, (jax.device_put(weights, shardings), x)
+        return step, (shardings, rows)
+
+    def step(self) -> tuple[Any, tuple[Any, ...]]:
+        """The compiled function and its arguments."""
+        mesh = Mesh(np.array(jax.devices()).reshape(self.shape), ("data", "model"))
+        step, shardings = self.function(mesh)
+        return step, jax.device_put(self.values(), shardings)
 
 
 def main(seeds: list[int]) -> None:

@@ -22,6 +22,7 @@ from jaxhet._pretended import deviceless
 from jaxhet.compiler import Options, carrier, hlo, integers, overlap
 from jaxhet.compiler.loops import carried
 from tests.python.compiler.install_plugins import PLUGINS
+from tests.python.compiler.pipelined import Program
 
 _LAYERS, _ROWS, _POSITIONS = 9, 8, 2048  # rows: of each device
 
@@ -57,6 +58,21 @@ def lower_stored(mesh: Mesh, rows: int) -> Any:
     sharded = jax.shard_map(scanned, mesh=mesh, in_specs=P(axis), out_specs=(P(axis), P()))
     x = jax.ShapeDtypeStruct((rows, 34), jnp.int32, sharding=NamedSharding(mesh, P(axis)))
     return jax.jit(sharded).lower(x)
+
+
+def lower_narrowed(mesh: Mesh, _: int) -> Any:
+    """Lowers layers whose sums in float32 are stored in bfloat16."""
+    mesh = Mesh(mesh.devices.reshape(-1, 1), ("data", "model"))
+    program = Program.of(4)
+    assert (program.dtype, program.is_sharded, program.has_constant) == ("bfloat16", True, True)
+    step, shardings = program.function(mesh)
+    shapes = jax.eval_shape(program.values)
+    arguments = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+    return step.lower(*arguments)
 
 
 def hazards(c: hlo.Computation, sequence: list[int]) -> list[str]:
@@ -214,7 +230,7 @@ def main(vendor: Any) -> None:
     compiler = deviceless.Compiler(vendor)
     # One vendor shows how many exchanges there are without pipelining.
     kinds = {"pipelined": 8} | ({"not pipelined": 0} if vendor == "cuda" else {})
-    programs = {"data": lower, "fsdp": lower, "stored": lower_stored}
+    programs = {"data": lower, "fsdp": lower, "stored": lower_stored, "narrowed": lower_narrowed}
     for axis, per_island in itertools.product(programs, (1, 2)):
         for name, iterations in kinds.items():
             devices = compiler.devices(2, per_island)

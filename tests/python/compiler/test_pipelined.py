@@ -65,7 +65,7 @@ def test_no_iteration_overwrites_what_is_still_read(vendor: str, request: pytest
 
 
 def test_both_vendors_pipeline_alike(cuda: Results, rocm: Results):
-    assert len(rocm) == 6
+    assert len(rocm) == 8
     for name, result in rocm.items():
         assert result["fingerprint"] == cuda[name]["fingerprint"], name
         plain = cuda[name.replace("pipelined", "not pipelined")]
