@@ -206,13 +206,13 @@ class _Job:
         base = {**os.environ, **self._of_job}
         stack.callback(self._kill_all)
         self._coordinator = self._start_coordinator(address, len(places), base)
+        wanted = [place.devices for place in places]
         for number, place in enumerate(places):
             assigned = {
                 **self._of_job,
                 "JAXHET_PROCESS_ID": str(number),
                 "JAXHET_ISLAND": place.island,
             }
-            wanted = [each.devices for each in places]
             env = _environ.complete({**os.environ, **place.env}, assigned, wanted, number)
             label = f"process {number} ({place.island})"
             process = Process(label, command, env, self._guardian_fd, subprocess.DEVNULL)

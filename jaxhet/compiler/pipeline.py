@@ -10,11 +10,13 @@ beside the first weights. So
 
 The first iteration has no operand for a reduction yet and reduces zeros. Nobody uses the last
 iteration's gathers. So each moved exchange runs once more than the loop has iterations. All results
-are the same to the bit. The places of both follow from the counter and stay inside the arrays:
-XLA's GPU compiler predicts places, clamps none of them, and takes a counter that is carried from
-the iteration before for one that starts a step earlier. XLA's own pipeliners know neither exchanges
-nor islands. `arrange.py` puts
-starts and dones at their places in the schedule: XLA's scheduler would put most dones directly
+are the same to the bit. XLA's own pipeliners know neither exchanges nor islands.
+
+The counter alone decides where both read and write, and the places stay inside the arrays. XLA's
+GPU compiler predicts the places of slices and does not clamp them. It takes a counter that is
+carried from the iteration before for one that starts a step earlier.
+
+`arrange.py` moves starts and dones in the schedule: XLA's scheduler would put most dones directly
 behind the starts.
 """
 
@@ -194,7 +196,7 @@ def _move_reductions(loop: Loop, sinks: Sequence[_Sink]) -> None:
 def _counter_before(loop: Loop) -> hlo.Instruction:
     """The counter of the iteration before; in the first iteration, its own."""
     body = loop.body
-    # XLA knows the number of iterations only where the counter is read by one instruction.
+    # Not `loop.element`: XLA counts no iterations where two instructions read the counter.
     counter = next(i for i in body.instructions if loop.carried(i) == loop.counter)
     first, one = (
         arithmetic.integers(body, [], [x], counter.shape.element_type) for x in (loop.values[0], 1)

@@ -204,8 +204,8 @@ class _Order:
         Dones are chained in the same way. XLA's scheduler works backwards and limits the number of
         exchanges in flight. Without the chain it could choose dones whose starts it may not place.
         Local collectives before and after exchanges are chained too. XLA would merge them into one,
-        and all exchanges would wait for it. Barriers hide gathers: XLA's GPU compilers would
-        gather a converted value in their place and, since they are chained, could not remove them.
+        and all exchanges would wait for it. On GPUs barriers hide the gathers: if a result is
+        converted, XLA would add a gather of the converted value, and keep the chained one unused.
 
         The scheduler counts the exchanges of a loop or call as in flight all the time. So the
         exchanges before a loop are done when it begins, except for the last one if the limit allows

@@ -284,7 +284,7 @@ def orbax(folder: str) -> Any:
     return {key: _shards(array) for key, array in restored.items()}
 
 
-# All functions above; those of `device_put_cases` are errors of JAX in one world on CPUs.
+# All functions above, and more in `ON_ISLANDS` that JAX refuses in one world on CPUs.
 NAMED: dict[str, Callable[..., Any]] = new_collectives.NAMED | {
     name: function
     for name, function in globals().items()
