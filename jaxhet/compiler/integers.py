@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable
 
 from jaxhet.compiler import hlo
+from jaxhet.compiler import proto as pb
 
 _ARITHMETIC: dict[str, Callable[..., int | None]] = {
     "add": operator.add,
@@ -16,8 +17,8 @@ _ARITHMETIC: dict[str, Callable[..., int | None]] = {
     "or": operator.or_,
     "remainder": lambda x, y: x % y if x >= 0 and y > 0 else None,
     "select": lambda mask, x, y: x if mask else y,
-    "shift-left": operator.lshift,
-    "shift-right-logical": lambda x, y: x >> y if x >= 0 else None,
+    "shift-left": lambda x, y: x << y if 0 <= y < 64 else 0,
+    "shift-right-logical": lambda x, y: (x >> y if 0 <= y < 64 else 0) if x >= 0 else None,
     "subtract": operator.sub,
 }
 _COMPARISONS = {
@@ -36,15 +37,24 @@ def value(
 ) -> int | None:
     """The value of an integer scalar, or None if constants and `known` do not determine it.
 
+    Values wrap around at the ends of their types, as XLA's do.
+
     Args:
       c: The computation of the scalar.
       scalar: The instruction that computes it.
       known: The value of an instruction, if the caller knows it.
     """
+    found: dict[int, int | None] = {}  # by instruction id: a value may be read many times
 
     def evaluate(i: hlo.Instruction) -> int | None:
-        if (given := known(i)) is not None:
-            return given
+        if i.id not in found:
+            result = known(i)
+            if result is None:
+                result = compute(i)
+            found[i.id] = None if result is None else _wrapped(result, i.shape.element_type)
+        return found[i.id]
+
+    def compute(i: hlo.Instruction) -> int | None:
         operands = c.operands(i)
         if i.opcode == "constant":
             return next(iter(elements(i)), None)
@@ -52,8 +62,8 @@ def value(
             return evaluate(operands[0])
         if i.opcode in _ARITHMETIC or i.opcode == "compare":
             values = [evaluate(operand) for operand in operands]
-            compute = _ARITHMETIC.get(i.opcode) or _COMPARISONS[i.comparison_direction]
-            return None if None in values else compute(*values)
+            function = _ARITHMETIC.get(i.opcode) or _COMPARISONS[i.comparison_direction]
+            return None if None in values else function(*values)
         if i.opcode == "dynamic-slice" and operands[0].opcode == "constant":
             place, table = evaluate(operands[1]), elements(operands[0])
             if place is not None and list(i.dynamic_slice_sizes) == [1] and table:
@@ -61,6 +71,17 @@ def value(
         return None
 
     return evaluate(scalar)
+
+
+def _wrapped(value: int, element_type: int) -> int | None:
+    """The value in an integer type; None in other types."""
+    if hlo.is_float(element_type) or hlo.is_complex(element_type):
+        return None
+    if element_type == pb.PRED:
+        return int(value != 0)
+    bits = hlo.bit_width(element_type)
+    lowest = 0 if pb.PrimitiveType.Name(element_type).startswith("U") else -(1 << bits - 1)
+    return (value - lowest) % (1 << bits) + lowest
 
 
 def elements(constant: hlo.Instruction) -> list[int]:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxhet.compiler import hlo, integers
+from jaxhet.compiler import proto as pb
 
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A `while` whose number of iterations is known, and what it carries.
+    """A `while` whose number of iterations is known, and what it carries. Its counter is signed.
 
     Attributes:
       outer: The computation that the loop is in.
@@ -105,6 +106,8 @@ def find(module: hlo.Module, outer: hlo.Computation, instruction: hlo.Instructio
     start = integers.value(outer, outer.operands(initial)[counter], lambda _: None)
     following = body.operands(body.root)[counter]
     if start is None or limit is None or following.opcode != "add":
+        return None
+    if following.shape.element_type not in (pb.S32, pb.S64):
         return None
     steps = {integers.value(body, following, known(at)) == at + 1 for at in (start, limit)}
     if steps != {True}:

@@ -154,6 +154,13 @@ def test_a_sum_that_is_only_stored_is_moved():
         ),
         pytest.param(
             _loop(
+                more="before = s32[] subtract(i, one)\n  at = s32[] shift-left(one, before)",
+                stored="dynamic-update-slice(stack, row, at, zero)",
+            ),
+            id="rows outside, shifted by -1 first",
+        ),
+        pytest.param(
+            _loop(
                 more="own = u32[] partition-id()\n  at = s32[] convert(own)",
                 stored="dynamic-update-slice(stack, row, at, zero)",
             ),
@@ -169,6 +176,7 @@ def test_a_sum_that_is_only_stored_is_moved():
         ),
         pytest.param(_loop(step=2), id="every second"),
         pytest.param(_loop(limit=3), id="short"),
+        pytest.param(_loop().replace("s32", "u32"), id="a counter that could fall below 0"),
     ],
 )
 def test_other_sums_stay(text: str):
