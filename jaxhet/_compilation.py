@@ -174,10 +174,10 @@ class Compilation:
 
     # --- hooks of XLA ---
 
-    def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int]:
-        """XLA's options for a program on the devices with these ids."""
+    def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int] | None:
+        """XLA's options for a program on the devices with these ids; None inside an island."""
         islands = {rank.island for rank in self._ranks if rank.device_id in devices}
-        return self.parts.over_islands if len(islands) > 1 else {}
+        return self.parts.over_islands if len(islands) > 1 else None
 
     def describe(
         self, name: str, jaxpr: Any, arguments: Sequence[Any], location: Callable[[Any], str]

@@ -153,22 +153,30 @@ def guard_launches(
         return fast_path(executable, *args, **kwargs)
 
 
-def add_compiler_options(options: Callable[[frozenset[int]], Mapping[str, bool | int]]) -> None:
-    """Adds XLA's options to all later compilations; options that a call itself gives win.
+def add_compiler_options(
+    options: Callable[[frozenset[int]], Mapping[str, bool | int] | None],
+) -> None:
+    """Adds XLA's options to later compilations; options that a call itself gives win.
+
+    Above its default optimization level, XLA copies loops, and the exchanges in them. So the level
+    of such a compilation is the default.
 
     Args:
-      options: Returns the options by name, for the ids of a program's devices.
+      options: Returns the options by name, for the ids of a program's devices; None for a program
+        to compile as without jaxhet.
     """
 
     @install("jax._src.compiler:compile_or_get_cached")
     def compiled(
         compile: Any, backend: Any, module: Any, devices: Any, compile_options: Any, *args: Any
     ) -> Any:
-        given = list(compile_options.env_option_overrides)
-        names = {name for name, _ in given}
         more = options(frozenset(device.id for device in devices.flat))
-        given += [(name, value) for name, value in more.items() if name not in names]
-        compile_options.env_option_overrides = given
+        if more is not None:
+            given = list(compile_options.env_option_overrides)
+            names = {name for name, _ in given}
+            given += [(name, value) for name, value in more.items() if name not in names]
+            compile_options.env_option_overrides = given
+            compile_options.executable_build_options.optimization_level = 0
         return compile(backend, module, devices, compile_options, *args)
 
 

@@ -32,7 +32,11 @@ from jaxhet.compiler import (
 from jaxhet.compiler.carrier import DEVICE_TARGETS, EXCHANGE_TARGET
 
 _HERE = pathlib.Path(__file__).parent
-_COMPILER_OPTIONS = {**GPU_COMPILER_OPTIONS, "xla_gpu_autotune_level": 0}
+_COMPILER_OPTIONS = {
+    **GPU_COMPILER_OPTIONS,
+    "optimization_level": 0,  # XLA's default, as in a job
+    "xla_gpu_autotune_level": 0,
+}
 
 
 class _ScheduledError(Exception):

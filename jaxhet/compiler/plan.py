@@ -188,14 +188,15 @@ class _Order:
         """Keeps XLA from copying loops with exchanges.
 
         To move an all-reduce of a sum over all iterations behind the loop, XLA would make a second
-        loop.
+        loop. To move a stored reduce-scatter to the next iteration, it would copy the first one.
         """
         for computation_id in self._steps:
             calls = self._module.callers.get(computation_id, ())
             if all(call.instruction.opcode != "while" for call in calls):
                 continue
             body = self._module.computations[computation_id]
-            for instruction in [i for i in body.instructions if i.opcode == "all-reduce"]:
+            moved = ("all-reduce", "reduce-scatter")
+            for instruction in [i for i in body.instructions if i.opcode in moved]:
                 body.hide(instruction)
 
     def chain(self) -> None:

@@ -73,9 +73,9 @@ def test_module_of_one_device_is_not_marked() -> None:
 def test_options_reach_the_compiler_of_the_programs_that_they_are_for() -> None:
     asked: list[frozenset[int]] = []
 
-    def options(devices: frozenset[int]) -> dict[str, bool | int]:
+    def options(devices: frozenset[int]) -> dict[str, bool | int] | None:
         asked.append(devices)
-        return {"xla_no_such_option": True} if len(asked) == 1 else {}
+        return {"xla_no_such_option": True} if len(asked) == 1 else None
 
     programs.add_compiler_options(options)
     x = jax.device_put(np.ones(3), jax.devices()[-1])
@@ -87,18 +87,21 @@ def test_options_reach_the_compiler_of_the_programs_that_they_are_for() -> None:
 
 def test_options_of_a_call_win(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
+    levels: list[int] = []
     compile_program = compiler.compile_or_get_cached
 
     def spied(backend: Any, computation: Any, devices: Any, options: Any, *args: Any) -> Any:
         seen.append(dict(options.env_option_overrides))
+        levels.append(options.executable_build_options.optimization_level)
         return compile_program(backend, computation, devices, options, *args)
 
     monkeypatch.setattr(compiler, "compile_or_get_cached", spied)
     scheduler, level = "xla_gpu_enable_latency_hiding_scheduler", "xla_gpu_autotune_level"
     programs.add_compiler_options(lambda devices: {scheduler: True, level: 3})
-    jax.jit(lambda x: x * 5, compiler_options={scheduler: False})(1.0)
+    jax.jit(lambda x: x * 5, compiler_options={scheduler: False, "optimization_level": 29})(1.0)
     jax.jit(lambda x: x * 7)(1.0)
     assert seen == [{scheduler: False, level: 3}, {scheduler: True, level: 3}]
+    assert levels == [0, 0]
 
 
 # --- launches ---

@@ -236,18 +236,22 @@ def split_features(mesh: Mesh) -> Any:
 
 
 def local_sum_in_loop(mesh: Mesh) -> Any:
-    """XLA moves the sum over "y" of the gradients behind the loop, if it may."""
+    """XLA moves sums over "y" behind the loop, if it may: of gradients, and stored ones."""
     mesh = Mesh(mesh.devices.reshape(2, -1), ("x", "y"))
 
-    def f(x: jax.Array, w: jax.Array) -> jax.Array:
-        def body(h: jax.Array, _: None) -> tuple[jax.Array, None]:
-            return lax.ppermute(jnp.tanh(h @ w), "x", [(0, 1), (1, 0)]), None
+    def f(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def body(h: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            moved = lax.ppermute(jnp.tanh(h @ w), "x", [(0, 1), (1, 0)])
+            return moved, lax.psum_scatter(h, "y", tiled=True)
 
-        return lax.pmean(jnp.sum(lax.scan(body, x, None, length=4)[0] ** 2), ("x", "y"))
+        h, stored = lax.scan(body, x, None, length=4)
+        return lax.pmean(jnp.sum(h**2), ("x", "y")), stored
 
-    mapped = jax.shard_map(f, mesh=mesh, in_specs=(P(("x", "y")), P("x")), out_specs=P())
+    over_all = P(("x", "y"))
+    out_specs = P(), P(None, *over_all)
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=(over_all, P("x")), out_specs=out_specs)
     x = jax.ShapeDtypeStruct((512, 256), "float32")
-    return jax.jit(jax.grad(mapped, argnums=1)).lower(x, x)
+    return jax.jit(jax.grad(mapped, argnums=1, has_aux=True)).lower(x, x)
 
 
 def handles(mesh: Mesh) -> Any:
