@@ -38,7 +38,7 @@ _PACKAGES = {
     "jaxhet/_doctor": ["python/inspect/test_doctor.py", "python/inspect/test_findings.py"],
     "jaxhet/_clusters": ["python/test_clusters.py"],
     "jaxhet/_gpu": ["python/test_gpus.py"],
-    "jaxhet": ["multiprocess/test_mismatch.py", "multiprocess/test_errors.py"],
+    "jaxhet": ["multiprocess/test_swapped_programs.py", "multiprocess/test_errors.py"],
 }  # fmt: skip
 _NUM_FILES = 8  # files of tests that name the module
 _LIMIT_S = 900  # for the tests of one mutant

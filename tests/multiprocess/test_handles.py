@@ -1,7 +1,5 @@
 """`jaxhet.start` and `jaxhet.finish` between two islands, one of which computes without FMA."""
 
-import pathlib
-
 import pytest
 from two_islands import SET_UP
 
@@ -168,57 +166,3 @@ def test_handles_that_differ_between_islands_are_errors_at_once(
         seconds = [line.split()[1] for line in e.text.splitlines() if line.startswith("seconds")]
         assert float(seconds[0]) < 30, e.text
     assert all(word in ended[1].text for word in words), ended[1].text
-
-
-SAVED = """
-import orbax.checkpoint as ocp
-mesh = jaxhet.make_mesh({"x": 2})
-split = NamedSharding(mesh, P("x"))
-draw = np.random.default_rng(8)
-whole = {"w": draw.standard_normal((2, 96, 70)).astype(np.float32),
-         "b": draw.standard_normal((2, 33)).astype(np.float32)}
-def put(tree): return {k: jax.make_array_from_callback(x.shape, split, lambda i, x=x: x[i])
-                       for k, x in tree.items()}
-digest = lambda tree: hashlib.sha256(b"".join(np.asarray(x.addressable_data(0)).tobytes()
-                                              for x in jax.tree.leaves(tree))).hexdigest()
-start = jaxhet.jit(lambda t: jaxhet.start(t, "x", name="outer", wire=os.environ["WIRE"]))
-with jax.set_mesh(mesh), ocp.StandardCheckpointer() as checkpointer:
-    if os.environ["PART"] == "save":
-        handle = start(put(whole))
-        checkpointer.save(os.environ["FOLDER"] + "/step", {"handle": handle, "w": put(whole)})
-        checkpointer.wait_until_finished()
-        if os.environ["ENDS"] == "killed": os.kill(os.getpid(), 9)
-        print("mean", digest(jaxhet.jit(jaxhet.finish)(handle)))
-    else:
-        target = {"handle": jax.eval_shape(start, put(whole)), "w": put(whole)}
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), target)
-        restored = checkpointer.restore(os.environ["FOLDER"] + "/step", abstract)
-        mean = jaxhet.jit(jaxhet.finish)(restored["handle"])
-        errors = [float(np.abs(np.asarray(mean[k].addressable_data(0)) - whole[k].mean(0)).max())
-                  for k in whole]
-        print("mean", digest(mean))
-        print("close", max(errors) < 0.6)
-        again = start(restored["w"])
-        print("again", digest(jaxhet.jit(jaxhet.finish)(again)) == digest(mean))
-jaxhet.shutdown()
-"""
-
-
-@pytest.mark.timeout(200)
-def test_job_resumes_between_start_and_finish(tmp_path: pathlib.Path) -> None:
-    def part(name: str, ends: str) -> list[list[str]]:
-        environments = job(2, PART=name, ENDS=ends, WIRE="mxint4", FOLDER=f"{tmp_path}/{ends}")
-        environments[1]["XLA_FLAGS"] = "--xla_cpu_max_isa=AVX"
-        ended = run(SET_UP + "import hashlib\n" + SAVED, *environments, timeout_s=90)
-        if (name, ends) != ("save", "killed"):
-            assert [e.code for e in ended] == [0, 0], ended[0].text + ended[1].text
-        words = ("mean", "close", "again")
-        return [[x for x in e.text.splitlines() if x.startswith(words)] for e in ended]
-
-    whole = part("save", "finished")
-    assert whole[0] == whole[1]
-    assert len(whole[0]) == 1
-    assert part("save", "killed") == [[], []]
-    for ends in ("finished", "killed"):
-        assert part("resume", ends) == 2 * [[*whole[0], "close True", "again True"]], ends

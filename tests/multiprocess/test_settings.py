@@ -103,6 +103,7 @@ except jaxhet.PlanMismatchError as e: print("caught:", e)
     for ended in run(SET_UP + script, *job()):
         assert "sum" not in ended.text
         told = ended.text.split("caught:")[1]
+        assert "runs another program of the same name, " in told
         assert "setting jax_numpy_dtype_promotion = strict" in told
         assert "setting jax_numpy_dtype_promotion = standard" in told
 
