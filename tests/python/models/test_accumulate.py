@@ -15,14 +15,6 @@ from tests.python.models.hlo_groups import collectives
 TOKENS = jax.random.randint(jax.random.key(1), (8, 17), 0, CONFIGS["tiny"].vocab)
 
 
-def loops(hlo: str) -> str:
-    """The computations of a compiled module that are the bodies of loops."""
-    bodies = set(re.findall(r"\bbody=%?([\w.\-]+)", hlo))
-    blocks = re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \(.*?^}", hlo, re.M | re.S)
-    texts = re.findall(r"^(?:ENTRY )?%?[\w.\-]+ \(.*?^}", hlo, re.M | re.S)
-    return "".join(t for name, t in zip(blocks, texts, strict=True) if name in bodies)
-
-
 @pytest.mark.parametrize(
     ("axes", "manual", "chunk"),
     [
@@ -49,7 +41,8 @@ def test_parts_have_the_gradients_of_the_whole_and_are_summed_once(
     assert_close(summed[1], whole[1])
     text = parts.as_text()
     assert "all-reduce" in {name for name, _ in collectives(text)}
-    across = [groups for _, groups in collectives(loops(text)) if _joins(groups, mesh, "data")]
+    in_loops = [groups for _, groups in collectives(text, in_loops=True)]
+    across = [groups for groups in in_loops if _joins(groups, mesh, "data")]
     assert not across, "a part's gradients cross `data`"
 
 

@@ -12,7 +12,7 @@ from models.extras.corpus import open_corpus
 from models.sharding import activation_sharding, parameter_shardings
 from models.train import Trainer
 from tests.python.models.conftest import SCHEDULE
-from tests.python.models.hlo_groups import collectives, groups
+from tests.python.models.hlo_groups import collectives
 
 TINY = CONFIGS["tiny"]
 
@@ -20,21 +20,6 @@ TINY = CONFIGS["tiny"]
 def step_text(trainer: Trainer, jit: Callable[..., Any], batch: int) -> str:
     """The optimized program of a training step on the trainer's mesh."""
     return trainer.lower(jit, batch, 16).compile().as_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x), replica_groups={{0,2},{1,3}}, to", [[0, 2], [1, 3]]),
-        ("x), replica_groups=[2,2]<=[4], to", [[0, 1], [2, 3]]),
-        ("x), replica_groups=[2,2]<=[2,2]T(1,0), to", [[0, 2], [1, 3]]),
-        ("x), replica_groups=mesh['data'=2,'model'=2] {'data'}, to", [[0, 2], [1, 3]]),
-        ("x), replica_groups=mesh['data'=2,'model'=2] {'data','model'}, to", [[0, 1, 2, 3]]),
-        ("x), source_target_pairs={{0,1},{1,0}}", [[0, 1], [1, 0]]),
-    ],
-)
-def test_groups_are_read_in_every_form(text, expected):
-    assert groups(text) == expected
 
 
 @pytest.mark.parametrize(
