@@ -319,6 +319,7 @@ def program(seed: int) -> Program:
         bucket_bytes=_BUCKET_BYTES[seed // 2 % len(_BUCKET_BYTES)],
         algorithm="flat" if draw.flip(0.2) else "auto",
         one_world_kernels=seed % 7 == 3,
+        pipeline_iterations=2,
     )
     make = _partitioned if is_partitioned else _mapped
     lower = make(draw, axes)

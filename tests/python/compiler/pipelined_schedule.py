@@ -143,16 +143,20 @@ def _value(c: hlo.Computation, scalar: hlo.Instruction, known: Known) -> int | N
     """The value of an integer, also of one that a fusion computes."""
 
     def within(i: hlo.Instruction) -> int | None:
-        if (given := known(i)) is not None or i.opcode != "fusion":
+        if (given := known(i)) is not None:
             return given
-        (fused,) = c.called(i)
-        operands = c.operands(i)
+        fusion = c.operands(i)[0] if i.opcode == "get-tuple-element" else i
+        if fusion.opcode != "fusion":
+            return None
+        (fused,) = c.called(fusion)
+        result = fused.root if fusion is i else fused.operands(fused.root)[i.tuple_index]
+        operands = c.operands(fusion)
 
         def of_operand(x: hlo.Instruction) -> int | None:
             is_operand = x.opcode == "parameter"
             return _value(c, operands[x.parameter_number], known) if is_operand else None
 
-        return _value(fused, fused.root, of_operand)
+        return _value(fused, result, of_operand)
 
     return integers.value(c, scalar, within)
 

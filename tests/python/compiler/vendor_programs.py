@@ -19,7 +19,7 @@ from jaxhet._islands import Island
 from jaxhet._jax import compat
 from jaxhet._pretended import deviceless
 from jaxhet.compiler import Job, Options, hlo
-from tests.python.compiler import moved, worker
+from tests.python.compiler import moved, pipelined_schedule, worker
 from tests.python.compiler.drawn_programs import NUM_DEVICES, Program, program
 from tests.python.compiler.install_plugins import PLUGINS
 
@@ -59,9 +59,15 @@ class Compiler(deviceless.Compiler):
                 raise
             return {"not_compiled": str(error)}
         if result is None:
-            return {"fingerprint": 0, "lines": [], "moved": []}
-        lines = [e.line for e in result[1].exchanges]
-        return {"fingerprint": result[1].fingerprint, "lines": lines, "moved": self.moved}
+            return {"fingerprint": 0, "lines": [], "moved": [], "pipelined": 0, "loops": []}
+        exchanges = result[1].exchanges
+        return {
+            "fingerprint": result[1].fingerprint,
+            "lines": [e.line for e in exchanges],
+            "moved": self.moved,
+            "pipelined": sum(e.is_pipelined for e in exchanges),
+            "loops": pipelined_schedule.loops(hlo.Module(result[0])),
+        }
 
     @functools.cached_property
     def all_devices(self) -> Sequence[Any]:
