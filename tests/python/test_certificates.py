@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 from jaxhet._jax import jaxlib
 from jaxhet._job import coordinator, membership
@@ -92,19 +91,6 @@ def test_service_refuses_who_has_no_certificate_at_all(
     credentials = _process(authority)
     context.load_cert_chain(credentials["mtls_cert_file"], credentials["mtls_key_file"])
     assert _first_byte(address, context) != b""
-
-
-def test_process_with_the_certificate_of_its_job_is_accepted(
-    authority: certificates.Authority, address: str
-) -> None:
-    credentials = _process(authority)
-    client = _jax.get_distributed_runtime_client(
-        address, 0, init_timeout=20, shutdown_timeout=5, **credentials
-    )
-    client.connect()
-    client.key_value_set("key", "value")
-    assert client.blocking_key_value_get("key", 1000) == "value"
-    client.shutdown()
 
 
 def test_process_refuses_a_service_that_is_another_process() -> None:

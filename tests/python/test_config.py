@@ -53,6 +53,7 @@ def test_environment_is_parsed() -> None:
     ("environ", "words"),
     [
         ({"JAXHET__ALGORITHM": "ring"}, "algorithm takes auto, flat, hierarchical"),
+        ({"JAXHET_LOG_LEVEL": "loud"}, "log_level takes info, warning, error, critical"),
         ({"JAXHET_WIRE": "data=int8"}, "wire takes bf16, mxfp8, mxint8, mxint4"),
         ({"JAXHET_WIRE": "data=bf16,data=mxint8"}, "gives two values for one name"),
         ({"JAXHET_WIRE": "bf16,mxint8"}, "gives two values for one name"),

@@ -40,26 +40,17 @@ def test_equal_secrets_are_accepted() -> None:
     a.close()
 
 
-def test_keys_depend_on_secret_nonces_and_header() -> None:
-    parts = (b"secret", bytes(32), bytes(31) + b"1", HEADER)
-    keys = set(handshake._derive(*parts))
-    for i, part in enumerate(parts):
-        changed = [*parts]
-        changed[i] = part[:-1] + b"2"
-        keys |= set(handshake._derive(*changed))
-    assert len(keys) == 10
-
-
 def test_keys_are_those_of_hkdf() -> None:
     """RFC 5869, by another implementation."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     nonces = bytes(range(32)), bytes(range(32, 64))
-    info = b"jaxhet 2 key to acceptor " + HEADER
-    hkdf = HKDF(hashes.SHA256(), 32, salt=b"".join(nonces), info=info)
-    expected = hkdf.derive(handshake._key(b"secret"))
-    assert handshake._derive(b"secret", *nonces, HEADER)[0] == expected
+    keys = handshake._derive(b"secret", *nonces, HEADER)
+    for key, end in zip(keys, (b"acceptor", b"connector"), strict=True):
+        info = b"jaxhet 2 key to " + end + b" " + HEADER
+        hkdf = HKDF(hashes.SHA256(), 32, salt=b"".join(nonces), info=info)
+        assert key == hkdf.derive(handshake._key(b"secret"))
 
 
 def test_wrong_secret_is_refused_on_both_sides() -> None:

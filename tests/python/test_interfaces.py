@@ -63,12 +63,6 @@ def test_interface_that_is_not_suitable_is_left_out(other: Interface) -> None:
     assert _names(_interfaces.named([other.name], [*_HOST, other])) == [other.name]
 
 
-def test_named_interfaces_are_chosen() -> None:
-    config = _config.resolve({}, {"JAXHET_SOCKET_INTERFACES": "lo"})
-    found = _interfaces.chosen(config, "127.0.0.1")
-    assert "lo" in _names(list(found))
-
-
 def test_names_and_networks_are_taken_in_their_order() -> None:
     wanted = ("10.0.1.0/24", "eth0")
     assert [str(i) for i in _interfaces.named(wanted, _HOST)] == [

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jaxhet import _config, _log
-from jaxhet._errors import UsageError
 
 _ROOT = Path(__file__).parents[2]
 
@@ -37,11 +36,6 @@ def test_level_of_the_program_stays_without_the_option(logger: logging.Logger, c
     _log.apply(_config.resolve({}, {}))
     logger.error("hidden")
     assert capsys.readouterr().err == ""
-
-
-def test_wrong_level_lists_the_valid_ones():
-    with pytest.raises(UsageError, match="log_level takes info, warning, error, critical"):
-        _config.resolve({}, {"JAXHET_LOG_LEVEL": "loud"})
 
 
 def test_messages_go_through_the_logger():

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import json
 import pathlib
-import re
 from typing import Any
 
 import pytest
@@ -118,8 +117,11 @@ def test_without_a_report_nothing_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("report", "words"),
     [
+        ("", "it is cut, or was changed (Expecting value"),
+        ('{"schema": 1', "it is cut, or was changed (Expecting ',' delimiter"),
+        ("[]", "its schema is None, not"),
         ({"schema": SCHEMA + 1}, f"its schema is {SCHEMA + 1}, not {SCHEMA}"),
         (
             {"versions": {"jaxhet": "0.0.1"}},
@@ -133,30 +135,19 @@ def test_without_a_report_nothing_is_refused():
     ],
 )
 def test_report_of_another_kind_says_what_to_do(
-    tmp_path: pathlib.Path, changes: dict[str, Any], words: str
+    tmp_path: pathlib.Path, report: str | dict[str, Any], words: str
 ):
-    path = _write(tmp_path, **changes)
+    path = _write(tmp_path, **(report if isinstance(report, dict) else {}))
+    if isinstance(report, str):
+        pathlib.Path(path).write_text(report)
     with pytest.raises(UsageError) as caught:
         read(path)
-    assert str(caught.value) == (
-        f"the job can't use the qualification {path}: {words}; run `jaxhet doctor --qualify"
-        f" --report {path}` on all hosts, or unset JAXHET_QUALIFICATION"
+    text = str(caught.value)
+    assert text.startswith(f"the job can't use the qualification {path}: {words}")
+    assert text.endswith(
+        f"; run `jaxhet doctor --qualify --report {path}` on all hosts, or unset"
+        " JAXHET_QUALIFICATION"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "it is cut, or was changed (Expecting value"),
-        ('{"schema": 1', "it is cut, or was changed (Expecting ',' delimiter"),
-        ("[]", "its schema is None, not"),
-    ],
-)
-def test_report_that_is_cut_says_what_to_do(tmp_path: pathlib.Path, text: str, words: str):
-    path = tmp_path / "report.json"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=re.escape(words)):
-        read(str(path))
 
 
 def test_report_that_is_missing_says_who_writes_it(tmp_path: pathlib.Path):

@@ -213,18 +213,7 @@ def _start(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> Session:
     """The work of `initialize` in process 0 after all connections were made."""
     monkeypatch.setattr(compat, "connect_client", lambda *_: None)
     monkeypatch.setattr(_set_up, "_create_backend", lambda *_: list(DEVICES))
-    members: Any = [
-        types.SimpleNamespace(
-            process=i,
-            island=name,
-            platform=platform,
-            host="a",
-            host_id="a",
-            partition_index=None,
-            gpus=(),
-        )
-        for i, (name, platform) in enumerate(MIXED)
-    ]
+    members = [described(i, name, platform=platform) for i, (name, platform) in enumerate(MIXED)]
     membership: Any = types.SimpleNamespace(
         members=members,
         service_address="",

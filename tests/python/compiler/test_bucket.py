@@ -79,17 +79,6 @@ def test_another_type_reducer_or_group_stays_apart():
     }
 
 
-def test_what_waits_for_another_is_not_with_it():
-    data = of_two(f"""
-      p = f32[4] parameter(0)
-      {all_reduce("a", "p")}
-      n = f32[4] negate(a)
-      {all_reduce("b", "n")}
-      ROOT r = (f32[4], f32[4]) tuple(a, b)
-    """)
-    assert _feeding(data) == [["parameter 0"], ["negate"]]
-
-
 def test_buckets_never_wait_for_each_other():
     """a1 -> b1 and b2 -> a2: {a1, a2} and {b1, b2} would be a cycle, {a1, a2} make b1 wait."""
     most = SUM.replace("sum", "most").replace("add", "maximum")

@@ -34,32 +34,25 @@ def test_mesh_groups_with_device_order():
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "assigned", "ranks"),
     [
-        "{{0,2},{1,3}}",
-        "[2,2]<=[2,2]T(1,0)",
-        "mesh['a'=2,'b'=2] {'a'}",
-        "mesh['a'=4] {'a':(1)2}",
+        ("{{0,2},{1,3}}", [0, 1, 2, 3], ((0, 2), (1, 3))),
+        ("[2,2]<=[2,2]T(1,0)", [0, 1, 2, 3], ((0, 2), (1, 3))),
+        ("mesh['a'=2,'b'=2] {'a'}", [0, 1, 2, 3], ((0, 2), (1, 3))),
+        ("mesh['a'=4] {'a':(1)2}", [0, 1, 2, 3], ((0, 2), (1, 3))),
+        ("{{0,1},{2,3}}", [3, 0, 2, 1], ((3, 0), (2, 1))),
     ],
 )
-def test_groups_are_read_from_each_form(text: str):
+def test_groups_of_each_form_are_ranks_of_the_device_assignment(
+    text: str, assigned: list[int], ranks: groups.Groups
+):
     body = f"""
       p = f32[4] parameter(0)
       ROOT {hlo_text.all_reduce("r", "p", text)}
     """
-    module = hlo.Module(hlo_text.module(hlo_text.entry(body), [0, 1, 2, 3]))
+    module = hlo.Module(hlo_text.module(hlo_text.entry(body), assigned))
     (found,) = collectives.crossing(module, hlo_text.job(0, 0, 1, 1))
-    assert found.groups == ((0, 2), (1, 3))
-
-
-def test_groups_are_ranks_of_the_device_assignment():
-    body = f"""
-      p = f32[4] parameter(0)
-      ROOT {hlo_text.all_reduce("r", "p", "{{0,1},{2,3}}")}
-    """
-    module = hlo.Module(hlo_text.module(hlo_text.entry(body), [3, 0, 2, 1]))
-    (found,) = collectives.crossing(module, hlo_text.job(0, 0, 1, 1))
-    assert found.ranks == ((3, 0), (2, 1))
+    assert found.ranks == ranks
 
 
 def test_groups_without_a_list_are_all_devices():

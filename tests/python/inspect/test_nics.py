@@ -105,12 +105,3 @@ def test_iwarp_is_not_roce(tmp_path: pathlib.Path):
     tree.nic("cxgb4_0")
     tree.file("sys/class/infiniband/cxgb4_0/node_type", "4: RNIC")
     assert read_nics(tmp_path, Choice(()))[0].problem.startswith("it is an iWARP NIC")
-
-
-def test_soft_roce_is_a_nic(tmp_path: pathlib.Path):
-    Tree(tmp_path).soft_roce_host()
-    (nic,) = read_nics(tmp_path, chosen("rxe0", gid_index=1))
-    assert (nic.name, nic.problem) == ("rxe0", "")
-    (port,) = nic.ports
-    assert (port.state, port.rate) == ("ACTIVE", "2.5 Gb/sec (1X SDR)")
-    assert [gid.address for gid in port.gids] == ["fe80::c8fe:87ff:fef5:845a", "::ffff:10.77.0.1"]

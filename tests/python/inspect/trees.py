@@ -57,20 +57,13 @@ class Tree:
         self.file("sys/class/infiniband_verbs/uverbs0/ibdev", name)
         self.file("dev/infiniband/uverbs0", "")
 
-    def port(
-        self,
-        nic: str,
-        link_layer: str,
-        state: str = "4: ACTIVE",
-        up: bool = True,
-        rate: str = "400 Gb/sec (4X NDR)",
-    ) -> str:
+    def port(self, nic: str, link_layer: str, state: str = "4: ACTIVE", up: bool = True) -> str:
         """Port 1 with an empty table of GIDs; returns its folder."""
         folder = f"sys/class/infiniband/{nic}/ports/1"
         self.file(f"{folder}/state", state)
         self.file(f"{folder}/phys_state", "5: LinkUp" if up else "3: Disabled")
         self.file(f"{folder}/link_layer", link_layer)
-        self.file(f"{folder}/rate", rate)
+        self.file(f"{folder}/rate", "400 Gb/sec (4X NDR)")
         for index in range(12):
             self.file(f"{folder}/gids/{index}", ZERO_GID)
         return folder
@@ -79,15 +72,6 @@ class Tree:
         self.file(f"{port}/gids/{index}", address)
         self.file(f"{port}/gid_attrs/types/{index}", type_)
         self.file(f"{port}/gid_attrs/ndevs/{index}", netdev)
-
-    def soft_roce_host(self) -> None:
-        """Files of rdma_rxe on a network device of type dummy, as in Debian's kernel 6.1."""
-        self.nic("rxe0")
-        self.file("sys/class/infiniband_verbs/abi_version", 6)
-        self.file("sys/class/net/dummy/mtu", 9000)
-        port = self.port("rxe0", "Ethernet", rate="2.5 Gb/sec (1X SDR)")
-        self.gid(port, 0, "fe80:0000:0000:0000:c8fe:87ff:fef5:845a", "RoCE v2", "dummy")
-        self.gid(port, 1, "0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2", "dummy")
 
     def infiniband_host(self) -> None:
         self.nic("mlx5_0")
