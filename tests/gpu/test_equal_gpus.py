@@ -6,20 +6,10 @@ from tests.gpu.scripts_on_gpus import ON_BOTH, told
 
 # The programs differ only in the result of the function of `partition`.
 _FACTORY = """
-from jax.experimental.custom_partitioning import custom_partitioning
+from tests.multiprocess.pairs import partitioned
 
 def make(factor):
-    @custom_partitioning
-    def scaled(v):
-        return v * 1
-    def partition(mesh, arguments, result):
-        sharding = arguments[0].sharding
-        return mesh, lambda v: v * factor, sharding, (sharding,)
-    scaled.def_partition(
-        partition=partition,
-        infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
-        sharding_rule="i j -> i j",
-    )
+    scaled = partitioned(lambda v: v * 1, lambda v: v * factor)
     total = lambda v: jnp.broadcast_to(jnp.sum(scaled(v), axis=0), v.shape)
     return jax.jit(total, out_shardings=x.sharding)
 

@@ -206,22 +206,28 @@ def _(c: int) -> Function:
 # --- transformations and lowering of JAX ---
 
 
-@_add(PARTITIONED)
-def _(c: int) -> Function:
+def partitioned(whole: Function, own: Function) -> Function:
+    """`whole`; a device's part is computed by `own` where XLA partitions the program."""
+
     @custom_partitioning
-    def scaled(v: Any) -> Any:
-        return v * 1
+    def function(v: Any) -> Any:
+        return whole(v)
 
     def partition(mesh: Any, args: Any, result: Any) -> Any:
         del result
-        return mesh, lambda v: v * c, args[0].sharding, (args[0].sharding,)
+        return mesh, own, args[0].sharding, (args[0].sharding,)
 
-    scaled.def_partition(
+    function.def_partition(
         partition=partition,
         infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
         sharding_rule="i j -> i j",
     )
-    return scaled
+    return function
+
+
+@_add(PARTITIONED)
+def _(c: int) -> Function:
+    return partitioned(lambda v: v * 1, lambda v: v * c)
 
 
 _scale_p = Primitive("scale_by_an_object")

@@ -8,15 +8,14 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from pairs import partitioned
 
 import jaxhet
 from jaxhet import _session, _set_up
@@ -61,41 +60,13 @@ def _share(request: dict[str, Any]) -> None:
     own.share()
 
 
-@custom_partitioning
-def _tanh(x: jax.Array) -> jax.Array:
-    return jnp.tanh(x)
-
-
 # Module and cache of JAX know these functions by their addresses, which processes do not share.
-_tanh.def_partition(
-    partition=lambda mesh, arguments, result: (mesh, jnp.tanh, result.sharding, (result.sharding,)),
-    infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
-    sharding_rule="i j -> i j",
-)
-
-
-def _scaled(by: Any) -> Callable[[jax.Array], jax.Array]:
-    """Multiplies, but only where XLA partitions the program."""
-
-    @custom_partitioning
-    def scaled(x: jax.Array) -> jax.Array:
-        return x * 1
-
-    scaled.def_partition(
-        partition=lambda mesh, arguments, result: (
-            mesh,
-            lambda x: x * next(iter(by)),
-            arguments[0].sharding,
-            (arguments[0].sharding,),
-        ),
-        infer_sharding_from_operands=lambda mesh, arguments, result: arguments[0].sharding,
-        sharding_rule="i j -> i j",
-    )
-    return scaled
+_tanh = partitioned(jnp.tanh, jnp.tanh)
 
 
 def _sum_of_scaled(x: jax.Array, by: Any) -> float:
-    scaled = _scaled(by)
+    """Multiplies, but only where XLA partitions the program."""
+    scaled = partitioned(lambda x: x * 1, lambda x: x * next(iter(by)))
     return float(jax.jit(lambda x: jnp.sum(scaled(x)))(x))
 
 
