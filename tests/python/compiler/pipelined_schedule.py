@@ -121,7 +121,7 @@ Known = Callable[[hlo.Instruction], int | None]
 
 def misplaced(module: hlo.Module, outer: hlo.Computation, loop: hlo.Instruction) -> list[str]:
     """Slices in a loop that XLA predicts to be elsewhere than they are, in some iteration."""
-    config = json.loads(loop.backend_config)
+    config = json.loads(loop.backend_config or "{}")
     if "known_trip_count" not in config:
         return [f"the iterations of {loop.name} are unknown"]
     body = module.computations[loop.called_computation_ids[0]]
