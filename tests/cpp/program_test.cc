@@ -297,21 +297,6 @@ TEST(ProgramTest, ExecutionThatContinuesAfterAnotherIsRefused) {
   EXPECT_THAT(text, HasSubstr(kAdvice));
 }
 
-TEST(ProgramTest, ExecutionsInTurnAreAccepted) {
-  World world({.num_processes = 2});
-  AddPlans(world, "jit_a 1\n", "jit_b 2\n");
-  Calls calls;
-  for (int64_t run_id = 50; run_id > 0; --run_id) {
-    const int64_t plan = run_id % 2 == 0 ? kFirstPlan : kSecondPlan;
-    const std::vector<int> group = run_id % 3 == 0 ? std::vector{1, 0} : std::vector{0, 1};
-    const size_t num_bytes = run_id % 5 == 0 ? 5'000 : 8;  // with the start, or after it
-    for (int rank = 0; rank < 2; ++rank) {
-      calls.Start(world.engine(rank), Request(rank, group, run_id, plan), num_bytes);
-    }
-    calls.ExpectSuccess();
-  }
-}
-
 // One rank of a process may be ahead of another.
 TEST(ProgramTest, ExecutionsOfTwoRanksMayOverlap) {
   World world({.num_processes = 2, .ranks_per_process = 2});

@@ -246,10 +246,3 @@ def test_key_of_a_program_is_that_of_its_module_and_options() -> None:
 )
 def test_flags_of_the_user_win(flags: dict[str, str], is_users: bool) -> None:
     assert gpu_settings.user_controls_tuning(flags) is is_users
-
-
-def test_tuning_is_on_and_the_log_says_what_was_added() -> None:
-    completed = gpu_settings.complete("--a=1")
-    assert "xla_gpu_autotune_level" not in completed
-    line = gpu_settings.added("--a=1", completed)
-    assert line.startswith("added to XLA_FLAGS: --xla_gpu_shard_autotuning=false")
