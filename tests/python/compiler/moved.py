@@ -5,7 +5,7 @@ An array is identified by its origin in the program, and by nothing that our pas
 
 import re
 
-from jaxhet.compiler import carrier, hlo
+from jaxhet.compiler import carrier, hlo, loops
 
 _NAME = re.compile(r".*name_\d+")
 _EQUATIONS = re.compile(r"(?<!\w)e\d+(?=d\d)|\w+$")  # the numbers in an op_name
@@ -38,18 +38,30 @@ def _origin(computation: hlo.Computation, x: hlo.Instruction, is_named: bool) ->
     """Nearest names among the instructions that an array is made of."""
     found, seen, todo = set(), set(), [x]
     for i in todo:
-        operands = computation.operands(i)
+        operands = _operands(computation, i)
         shown = [o for o in operands if o.opcode not in _ANONYMOUS]
         if i.id in seen or i.opcode in _ANONYMOUS or (operands and not shown):
             continue
         seen.add(i.id)
-        if (name := _name(computation, i, is_named)) is not None:
+        name = _name(computation, i, is_named) if not _is_of_pipeline(computation, i) else None
+        if name is not None:
             found.add(name)
             continue
         if i.opcode == "slice" and _is_of_one_round(i, operands[0]):
             found.add(f"round {i.slice_dimensions[0].start}")
         todo += operands
     return " + ".join(sorted(found))
+
+
+def _operands(computation: hlo.Computation, i: hlo.Instruction) -> list[hlo.Instruction]:
+    """The operands; of an element that a pipelined loop carries: the value that it carries on."""
+    if _is_of_pipeline(computation, i):
+        return [computation.operands(computation.root)[i.tuple_index]]
+    return computation.operands(i)
+
+
+def _is_of_pipeline(computation: hlo.Computation, i: hlo.Instruction) -> bool:
+    return i.name.startswith("jaxhet.") and loops.carried(computation, i) is not None
 
 
 def _is_of_one_round(i: hlo.Instruction, operand: hlo.Instruction) -> bool:
