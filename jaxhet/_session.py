@@ -1,10 +1,12 @@
 """The session: everything that lives between `initialize` and `shutdown`."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import gc
 import io
+import itertools
 import os
 import queue
 import re
@@ -13,16 +15,16 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from jaxhet import _compilation, _errors, _ffi, _islands
 from jaxhet._config import Config
-from jaxhet._errors import JaxhetError, UsageError
+from jaxhet._errors import DeadlineError, JaxhetError, UsageError
 from jaxhet._islands import Island
-from jaxhet._jax import compat
+from jaxhet._jax import compat, multihost
 from jaxhet._job.membership import Membership
 from jaxhet._launch import told
 from jaxhet._log import LOGGER
@@ -115,6 +117,8 @@ class Session:
         self._closed = threading.Event()
         self._files = queue.SimpleQueue[list[io.IOBase]]()  # to flush, once
         self._has_left = False  # all connections are closed
+        # Counts of meetings, by name.
+        self._meetings = collections.defaultdict[str, Iterator[int]](itertools.count)
         self._is_idle = True  # at the end of the job: no device of this process is at work
         this = weakref.ref(self)  # XLA's hooks keep the compilation, which must not keep devices
         self.compilation = _compilation.Compilation(
@@ -336,6 +340,33 @@ class Session:
         # the relay it would log an error each second.
         if self._relay is not None and self._wait_for_devices is None:
             self._relay.close()
+
+    def meet(self, name: str) -> bool:
+        """Waits until all processes have called it by this name as often, with idle devices.
+
+        Any thread may call it. Returns False if the job has ended.
+
+        Raises:
+          DeadlineError: A process has not come in time.
+        """
+        if self._has_left or self._membership is None:
+            return False
+        number, limit_s = next(self._meetings[name]), self.config.first_deadline_s
+        self._wait_until_idle(limit_s)
+        num_processes = sum(len(island.processes) for island in self.islands)
+        missing = multihost.missing_at(
+            f"{name}/{number}", self.process, num_processes, limit_s, self.raise_if_failed
+        )
+        if missing:
+            raise DeadlineError(
+                f"[process {self.process}] process {missing} has not called"
+                f" sync_global_devices({name!r}) for time {number + 1} within {limit_s:g} s (six"
+                " deadlines). It went another way in its program, is stopped, or is slower; if it"
+                " is slower, raise JAXHET_DEADLINE_S"
+            )
+        if self.process == 0 and number:
+            multihost.forget(f"{name}/{number - 1}")
+        return True
 
     def _wait_until_idle(self, timeout_s: float) -> bool:
         """Waits for the devices of this process; returns whether they are idle."""

@@ -8,6 +8,7 @@ import pathlib
 import platform
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -433,6 +434,8 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     puts.install()
     if platform == "cpu":  # on GPUs the end of XLA's client at exit was not tried
         session.observe(puts)
+    this = weakref.ref(session)
+    multihost.synchronize_by(lambda name: (live := this()) is not None and live.meet(name))
     counts = collections.Counter(d.process_index for d in devices)
     if len(set(counts.values())) > 1:
         multihost.allow_unequal_processes()

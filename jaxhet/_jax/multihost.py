@@ -1,15 +1,76 @@
-"""`jax.experimental.multihost_utils` over processes with unequal numbers of devices.
+"""`jax.experimental.multihost_utils` over islands.
 
 tests/multiprocess/test_jax_api.py tests it.
 """
 
+import contextlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxhet._jax import compat
 from jaxhet._jax.replacements import install
+
+_SLICE_MS = 100  # time between looks for a failure
+
+
+def synchronize_by(meet: Callable[[str], bool]) -> None:
+    """Makes `sync_global_devices` call `meet`, in any thread: threads of Orbax call it.
+
+    As an exchange it would need one order of calls on all islands.
+
+    Args:
+      meet: Gets the name. If it returns False, JAX's own function is called.
+    """
+
+    @install("jax.experimental.multihost_utils:sync_global_devices")
+    def synchronized(sync: Any, name: str) -> None:
+        if not meet(name):
+            sync(name)
+
+
+def missing_at(
+    meeting: str, process: int, num_processes: int, timeout_s: float, check: Callable[[], None]
+) -> str:
+    """Waits for all processes at JAX's coordination service.
+
+    Args:
+      meeting: Name that is used once.
+      process: This process.
+      num_processes: Size of the job.
+      timeout_s: Longest wait.
+      check: Called while it waits; what it raises is raised.
+
+    Returns:
+      The processes that have not come in time; "" if all have.
+    """
+    client, folder = compat.coordination_client(), f"jaxhet/meeting/{meeting}"
+
+    def has_come(sign: str, deadline: float) -> bool:
+        while time.monotonic() < deadline:
+            check()
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # not yet
+                client.blocking_key_value_get(f"{folder}/{sign}", _SLICE_MS)
+                return True
+        return False
+
+    deadline = time.monotonic() + timeout_s
+    if process != 0:
+        client.key_value_set(f"{folder}/{process}", "here")
+        return "" if has_come("all", deadline) else "0, or one that it waits for,"
+    late = [i for i in range(1, num_processes) if not has_come(str(i), deadline)]
+    if not late:
+        client.key_value_set(f"{folder}/all", "here")
+    return ", ".join(map(str, late))
+
+
+def forget(meeting: str) -> None:
+    """Deletes what `missing_at` has kept; call it when all processes have returned from there."""
+    compat.coordination_client().key_value_delete(f"jaxhet/meeting/{meeting}/")
 
 
 def allow_unequal_processes() -> None:

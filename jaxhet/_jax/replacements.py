@@ -35,6 +35,7 @@ REPLACEMENTS = {
     "jax.experimental.multihost_utils:broadcast_one_to_all": (
         "broadcast to processes with unequal numbers of devices"
     ),
+    "jax.experimental.multihost_utils:sync_global_devices": "let any thread synchronize",
     "jax._src.lib:Device.slice_index": "give CPUs the slices of their islands",
     "jax._src.sharding_impls:hasattr": "let jax.make_mesh accept several slices",
 }

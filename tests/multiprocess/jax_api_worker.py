@@ -284,6 +284,18 @@ def orbax(folder: str) -> Any:
     return {key: _shards(array) for key, array in restored.items()}
 
 
+def orbax_without_async(folder: str) -> Any:
+    """Saved by a manager whose threads call `sync_global_devices`."""
+    tree = {"w": _put(_values(), P("x", "y"))}
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
+    with ocp.CheckpointManager(pathlib.Path(folder, "managed"), options=options) as manager:
+        for step in range(2):
+            manager.save(step, args=ocp.args.StandardSave(tree))
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+        restored = manager.restore(1, args=ocp.args.StandardRestore(abstract))
+    return {key: _shards(array) for key, array in restored.items()}
+
+
 # All functions above, and more in `ON_ISLANDS` that JAX refuses in one world on CPUs.
 NAMED: dict[str, Callable[..., Any]] = new_collectives.NAMED | {
     name: function

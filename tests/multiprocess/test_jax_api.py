@@ -55,7 +55,10 @@ def _assert_same(mine: list[Any], theirs: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", sorted({*jax_api_worker.NAMED} - {"profiler_trace", "orbax"}))
+_WITH_FOLDER = {"profiler_trace", "orbax", "orbax_without_async"}
+
+
+@pytest.mark.parametrize("name", sorted({*jax_api_worker.NAMED} - _WITH_FOLDER))
 def test_function(name: str, islands: Job, world: Job) -> None:
     if name == "no_collectives" and not hasattr(jax.sharding, name):
         pytest.skip(f"jax {jax.__version__} has no jax.sharding.no_collectives; 0.12 has it")
@@ -69,8 +72,9 @@ def test_processes_with_unequal_numbers_of_devices(
     _assert_same(_ask(unequal_islands, name), _ask(world, name))
 
 
-def test_checkpoint(islands: Job, world: Job, tmp_path: pathlib.Path) -> None:
-    mine, theirs = (_ask(j, "orbax", str(tmp_path / n)) for j, n in ((islands, "a"), (world, "b")))
+@pytest.mark.parametrize("name", ["orbax", "orbax_without_async"])
+def test_checkpoint(name: str, islands: Job, world: Job, tmp_path: pathlib.Path) -> None:
+    mine, theirs = (_ask(j, name, str(tmp_path / n)) for j, n in ((islands, "a"), (world, "b")))
     _assert_same(mine, theirs)
 
 

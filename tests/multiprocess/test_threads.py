@@ -107,6 +107,40 @@ tell(first=first, claimer=results[0], refused=refused, later=later[0], ended=end
         assert_refused(island["ended"], "MainThread", "claimer")
 
 
+def test_any_thread_synchronizes_in_any_order_with_exchanges() -> None:
+    script = """
+from jax.experimental import multihost_utils
+def sync(name):
+    for _ in range(3): multihost_utils.sync_global_devices(name)
+multihost_utils.sync_global_devices("alone")
+ends = []
+for turn in range(4):  # each island starts its sum before, or after, the threads meet
+    threads = [in_thread(n, lambda n=n: sync(n)) for n in ("a", "b")[:: 1 - 2 * me]]
+    if (turn + me) % 2: time.sleep(0.5)
+    ends.append(call("jaxhet.jit", turn + 1.0))
+    for thread, _ in threads: thread.join()
+time.sleep(me)
+begin = time.time()
+multihost_utils.sync_global_devices("late")
+tell(ends=ends, begin=begin, end=time.time())
+"""
+    islands = told(run_both(TOOLS + script))
+    assert [island["ends"] for island in islands] == [["right"] * 4] * 2
+    assert min(i["end"] for i in islands) >= max(i["begin"] for i in islands)
+
+
+def test_a_process_that_does_not_synchronize_is_named() -> None:
+    script = """
+from jax.experimental import multihost_utils
+def error(name):
+    try: return str(multihost_utils.sync_global_devices(name))
+    except jaxhet.DeadlineError as e: return str(e)
+tell(error=error(f"of {me}"))
+"""
+    for island in told(run_both(TOOLS + script, JAXHET_DEADLINE_S="0.5")):
+        assert " has not called sync_global_devices('of " in island["error"]
+
+
 # In each process: jit on one device, eager operations, and a program with a sum over the devices of
 # one island, which has no exchanges.
 LOCAL = """

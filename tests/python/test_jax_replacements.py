@@ -39,6 +39,7 @@ _PARAMETERS = {
     "jax._src.xla_bridge:backends": "",
     "jax.experimental.multihost_utils:_handle_array_process_allgather": "inp tiled",
     "jax.experimental.multihost_utils:broadcast_one_to_all": "in_tree is_source",
+    "jax.experimental.multihost_utils:sync_global_devices": "name",
 }
 
 

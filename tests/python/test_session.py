@@ -161,6 +161,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module, name in (
         (compat, "register_passes"),
         (multihost, "allow_unequal_processes"),
+        (multihost, "synchronize_by"),
         (compat, "guard_compilation_cache"),
         (programs, "watch_lowering"),
         (programs, "guard_launches"),
