@@ -1,6 +1,7 @@
 """Descriptions of Python functions and classes, and the check whether a library has them."""
 
 import csv
+import dis
 import functools
 import hashlib
 import inspect
@@ -195,6 +196,14 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             yield from _names(const)
+
+
+def only_raises(function: Any) -> bool:
+    """Whether a Python function can end by an error only: it has no `return`."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    names = (instruction.opname for instruction in dis.get_instructions(function))
+    return not any(name.startswith(("RETURN_", "YIELD_")) for name in names)
 
 
 def code_text(code: types.CodeType) -> str:

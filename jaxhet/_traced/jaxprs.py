@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend import core
 
-from jaxhet._traced import words
+from jaxhet._traced import functions, words
 from jaxhet._traced.words import Describer, Held
 from jaxhet.compiler import PER_PLATFORM
 
@@ -319,10 +319,15 @@ class _Listing:
             where = self._location(eqn)
             return f"parameter {key} of {eqn.primitive.name}{f' at {where}' if where else ''}"
 
-        if key == "callback" and eqn.primitive.name == "io_callback":
+        if key == "callback" and eqn.primitive.name in ("io_callback", "pure_callback"):
             callback: Any = value  # a function, and the tree of its arguments
-            call = self.text(callback.callback_func, place, is_private=True)
-            return f"{call} {self.text(callback.in_tree, place)}"
+            function = callback.callback_func
+            if functions.only_raises(function):  # nothing that it reads is in a result
+                call = functions.code_text(function.__code__)
+                return f"{function.__qualname__} {call} {self.text(callback.in_tree, place)}"
+            if eqn.primitive.name == "io_callback":
+                call = self.text(function, place, is_private=True)
+                return f"{call} {self.text(callback.in_tree, place)}"
         found = self.text(value, place)
         return found if len(found) < _MOST_WORDS else f"{words.digest(found)} {found}"
 

@@ -151,6 +151,25 @@ def test_what_an_object_keeps_of_its_own_computations_does_not_count() -> None:
     assert digest(2, is_used=True) == digest(2, is_used=False) != digest(3, is_used=True)
 
 
+def test_what_a_callback_that_only_raises_reads_does_not_count() -> None:
+    def fail(text: bytes, *, is_error: bool) -> Callable[[np.ndarray], np.ndarray]:
+        def raises(v: np.ndarray) -> np.ndarray:
+            raise ValueError(text, v)
+
+        def maybe(v: np.ndarray) -> np.ndarray:
+            if len(text) > v.size:
+                raise ValueError(text, v)
+            return v
+
+        return raises if is_error else maybe
+
+    def digests(*, is_error: bool) -> set[str]:
+        return {_digest(_callback(fail(text, is_error=is_error))) for text in (b"a", b"b")}
+
+    assert len(digests(is_error=True)) == 1
+    assert len(digests(is_error=False)) == 2
+
+
 def test_listing_has_a_line_for_each_equation_with_its_source() -> None:
     lines = _program_of(lambda x: jnp.sin(x) * 2, jnp.ones(3)).listing().splitlines()
     assert lines[1:] == [
