@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import export
+from jax.core import Tracer
 from jax.extend import core
 
 from jaxhet._traced import functions
@@ -167,6 +168,8 @@ class Describer:
 
     def _of_jax(self, value: Any) -> str | None:
         """Describes values of JAX's own types; None for other values."""
+        if isinstance(value, Tracer):  # a library's jaxpr keeps it; the program has no value of it
+            return f"traced {value.aval.str_short(short_dtypes=True)}"
         if isinstance(value, jax.Array):
             if value.is_fully_addressable:
                 return _array_text(value)

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
+from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -168,6 +170,21 @@ def test_what_a_callback_that_only_raises_reads_does_not_count() -> None:
 
     assert len(digests(is_error=True)) == 1
     assert len(digests(is_error=False)) == 2
+
+
+def test_a_jaxpr_in_a_parameter_may_keep_traced_values() -> None:
+    solve = core.Primitive("solve")  # a primitive such as one of Lineax
+    solve.def_abstract_eval(lambda aval, **_: aval)
+
+    def digest(function: Callable[..., Any]) -> str:
+        def program(x: jax.Array) -> Any:
+            kept = jax.make_jaxpr(lambda y: function(x, y))(x)
+            assert any(isinstance(const, Tracer) for const in kept.consts)
+            return solve.bind(x, static=(kept,))
+
+        return _digest(program)
+
+    assert digest(jnp.add) == digest(jnp.add) != digest(jnp.multiply)
 
 
 def test_listing_has_a_line_for_each_equation_with_its_source() -> None:
