@@ -65,7 +65,9 @@ def upload():
 atexit.register(upload)
 
 import jax, jaxhet
+from jax.experimental import multihost_utils
 jaxhet.initialize()
+multihost_utils.sync_global_devices("both have joined")
 class Tracker:
     def __del__(self):
         print("closed", flush=True)
