@@ -258,14 +258,19 @@ class Compilation:
         self._launcher = threading.current_thread()
         programs.own_launches(next(self._launchers))
 
+    def is_launcher(self) -> bool:
+        """Whether the calling thread may launch programs with exchanges."""
+        return self._launcher in (None, threading.current_thread())
+
     def check_launch(self, name: str) -> None:
         """Checks that the calling thread may launch programs with exchanges.
 
         Raises:
           UsageError: Another thread launches them.
         """
-        thread, launcher = threading.current_thread(), self._launcher
-        if thread is not launcher and launcher is not None:
+        launcher = self._launcher
+        if launcher is not None and not self.is_launcher():
+            thread = threading.current_thread()
             raise UsageError(
                 f"{name} exchanges data over islands and was called by thread {thread.name!r};"
                 f" in this process {launcher.name!r} calls such programs. Two threads may call them"

@@ -344,12 +344,12 @@ class Session:
     def meet(self, name: str) -> bool:
         """Waits until all processes have called it by this name as often, with idle devices.
 
-        Any thread may call it. Returns False if the job has ended.
+        Returns False if the job has ended, or if this thread launches exchanges.
 
         Raises:
           DeadlineError: A process has not come in time.
         """
-        if self._has_left or self._membership is None:
+        if self._has_left or self._membership is None or self.compilation.is_launcher():
             return False
         number, limit_s = next(self._meetings[name]), self.config.first_deadline_s
         self._wait_until_idle(limit_s)

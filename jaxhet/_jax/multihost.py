@@ -19,9 +19,9 @@ _SLICE_MS = 100  # time between looks for a failure
 
 
 def synchronize_by(meet: Callable[[str], bool]) -> None:
-    """Makes `sync_global_devices` call `meet`, in any thread: threads of Orbax call it.
+    """Makes `sync_global_devices` call `meet`: threads of Orbax call it.
 
-    As an exchange it would need one order of calls on all islands.
+    In a thread that launches no exchanges it can't be one, which needs one order on all islands.
 
     Args:
       meet: Gets the name. If it returns False, JAX's own function is called.

@@ -132,13 +132,17 @@ tell(ends=ends, begin=begin, end=time.time())
 def test_a_process_that_does_not_synchronize_is_named() -> None:
     script = """
 from jax.experimental import multihost_utils
-def error(name):
-    try: return str(multihost_utils.sync_global_devices(name))
-    except jaxhet.DeadlineError as e: return str(e)
-tell(error=error(f"of {me}"))
+def error():
+    try: return str(multihost_utils.sync_global_devices(f"of {me}"))
+    except (AssertionError, jaxhet.DeadlineError) as e: return str(e)
+own = error()
+thread, others = in_thread("other", error)
+thread.join()
+tell(own=own, others=others[0])
 """
     for island in told(run_both(TOOLS + script, JAXHET_DEADLINE_S="0.5")):
-        assert " has not called sync_global_devices('of " in island["error"]
+        assert island["own"].startswith("sync_global_devices name mismatch ('of ")
+        assert " has not called sync_global_devices('of " in island["others"]
 
 
 # In each process: jit on one device, eager operations, and a program with a sum over the devices of
