@@ -342,9 +342,10 @@ class Session:
             self._relay.close()
 
     def meet(self, name: str) -> bool:
-        """Waits until all processes have called it by this name as often, with idle devices.
+        """Waits for this process's devices, and until all processes have made the same call.
 
-        Returns False if the job has ended, or if this thread launches exchanges.
+        Calls of one name are counted. Returns False, and does not wait, if the job has ended or if
+        this thread launches exchanges.
 
         Raises:
           DeadlineError: A process has not come in time.
@@ -353,16 +354,15 @@ class Session:
             return False
         number, limit_s = next(self._meetings[name]), self.config.first_deadline_s
         self._wait_until_idle(limit_s)
-        num_processes = sum(len(island.processes) for island in self.islands)
         missing = multihost.missing_at(
-            f"{name}/{number}", self.process, num_processes, limit_s, self.raise_if_failed
+            f"{name}/{number}", self.process, jax.process_count(), limit_s, self.raise_if_failed
         )
         if missing:
             raise DeadlineError(
                 f"[process {self.process}] process {missing} has not called"
-                f" sync_global_devices({name!r}) for time {number + 1} within {limit_s:g} s (six"
-                " deadlines). It went another way in its program, is stopped, or is slower; if it"
-                " is slower, raise JAXHET_DEADLINE_S"
+                f" sync_global_devices({name!r}) as often as this process ({number + 1}) within"
+                f" {limit_s:g} s (six deadlines). It went another way in its program, is stopped,"
+                " or is slower; if it is slower, raise JAXHET_DEADLINE_S"
             )
         if self.process == 0 and number:
             multihost.forget(f"{name}/{number - 1}")

@@ -199,7 +199,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def only_raises(function: Any) -> bool:
-    """Whether a Python function can end by an error only: it has no `return`."""
+    """Whether a Python function can only raise: no instruction of its code returns or yields."""
     if not isinstance(function, types.FunctionType):
         return False
     names = (instruction.opname for instruction in dis.get_instructions(function))
