@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -176,8 +177,10 @@ class Compilation:
 
     def compiler_options(self, devices: frozenset[int]) -> Mapping[str, bool | int] | None:
         """XLA's options for a program on the devices with these ids; None inside an island."""
-        islands = {rank.island for rank in self._ranks if rank.device_id in devices}
-        return self.parts.over_islands if len(islands) > 1 else None
+        return self.parts.over_islands if self._is_over_islands(devices) else None
+
+    def _is_over_islands(self, devices: frozenset[int]) -> bool:
+        return len({rank.island for rank in self._ranks if rank.device_id in devices}) > 1
 
     def describe(
         self, name: str, jaxpr: Any, arguments: Sequence[Any], location: Callable[[Any], str]
@@ -246,6 +249,24 @@ class Compilation:
     def is_described(self, program: str) -> bool:
         """Whether the digest describes all objects that a program holds."""
         return bool(program) and program not in self._held
+
+    # --- callbacks ---
+
+    def callback_failed(self, devices: frozenset[int], error: BaseException) -> None:
+        """Fails the job if other islands wait for the result of a callback that has raised.
+
+        Args:
+          devices: Ids of the program's devices.
+          error: The exception that the callback has raised.
+        """
+        if self.engine is None or not self._is_over_islands(devices):
+            return
+        what = traceback.format_exception_only(error)[0].splitlines()[0]
+        self.engine.fail(
+            "PeerError",
+            f"process {self._process} ({self._island.name}): a host callback raised {what}; the"
+            " other devices of its program wait for the result; see there",
+        )
 
     # --- launches ---
 

@@ -424,6 +424,7 @@ def _bridge(session: _session.Session, devices: list[Device]) -> None:
     _ffi.register_handlers(platform)
     attribute, own = compiler.PROGRAM_ATTRIBUTE, session.compilation
     programs.watch_lowering(jaxprs.labels, jaxprs.argument_labels, own.describe, attribute)
+    programs.watch_callbacks(own.callback_failed)
     programs.guard_launches(attribute, own.is_bridged, own.check_launch, own.accept_deserialized)
     if platform in jaxlib.GPU_PLATFORMS:
         own.share()

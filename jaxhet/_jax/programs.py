@@ -101,6 +101,32 @@ def _devices_of(context: Any) -> Sequence[Any]:
     return getattr(context, "device_assignment", None) or ()
 
 
+def watch_callbacks(failed: Callable[[frozenset[int], BaseException], None]) -> None:
+    """Tells of callbacks that raise and whose result other devices wait for.
+
+    XLA's partitioner runs a callback on one device, and broadcasts the result. In a `shard_map`
+    each device runs it for itself.
+
+    Args:
+      failed: Gets the ids of the program's devices, and the error.
+    """
+
+    @install("jax._src.callback:emit_python_callback")
+    def emit(original: Any, ctx: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
+        # The assignment is None in a `shard_map`, which has another kind of context.
+        devices = getattr(ctx.module_context.axis_context, "device_assignment", None) or ()
+        ids = frozenset(device.id for device in devices)
+
+        def watched(*values: Any) -> Any:
+            try:
+                return callback(*values)
+            except BaseException as error:
+                failed(ids, error)
+                raise
+
+        return original(ctx, watched if ctx.avals_out else callback, *args, **kwargs)
+
+
 def guard_launches(
     attribute: str,
     is_guarded: Callable[[str], bool],

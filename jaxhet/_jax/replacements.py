@@ -16,6 +16,7 @@ from jaxhet._jax import jaxlib
 REPLACEMENTS = {
     "jax._src.interpreters.mlir:jaxpr_subcomp": "number equations in the names of operations",
     "jax._src.interpreters.mlir:lower_jaxpr_to_module": "tell programs apart",
+    "jax._src.callback:emit_python_callback": "know of callbacks that raise",
     "jax._src.compiler:compile_or_get_cached": "know, share and give options to programs",
     "jax._src.compiler:backend_compile_and_load": "share programs, and raise errors of the passes",
     "jax._src.compiler:_cache_write": "choose the processes that write to the compilation cache",

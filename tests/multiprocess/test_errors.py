@@ -1,7 +1,7 @@
 """How failures of a program reach its author."""
 
 import pytest
-from two_islands import run_both
+from two_islands import run_both, told
 
 
 def test_wrong_programs_and_options_are_errors() -> None:
@@ -101,3 +101,27 @@ except jaxhet.JaxhetError as e:
     assert "process 1" in early.text.split("caught:")[1]
     assert "caught: DeadlineError" in late.text, late.text
     assert "number" not in early.text + late.text
+
+
+_CALLBACK = """
+def refuse(v):
+    raise ValueError("too big")
+    return v
+def f(v):
+    total = v.sum()
+    return total, jax.pure_callback(refuse, jax.typeof(total), total)
+try:
+    jaxhet.block_until_ready(jaxhet.jit(f)(x))
+except (RuntimeError, jaxhet.JaxhetError) as error:
+    tell(error=str(error), last=str(jaxhet.last_error()))
+"""
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_callback_that_raises_is_told_to_processes_that_wait_for_its_result(devices: str) -> None:
+    """XLA calls it in process 0, whose program catches the error."""
+    first, second = told(run_both(_CALLBACK, JAX_NUM_CPU_DEVICES=devices))
+    failure = "process 0 (island0): a host callback raised ValueError: too big; "
+    assert "too big" in first["error"]
+    for text in (first["last"], second["error"], second["last"]):
+        assert text.startswith(failure)

@@ -20,6 +20,9 @@ _PARAMETERS = {
     "jax._src.interpreters.mlir:lower_jaxpr_to_module": (
         "module_name jaxpr * arg_names arg_shardings axis_context num_partitions result_shardings"
     ),
+    "jax._src.callback:emit_python_callback": (
+        "ctx callback token operands operand_avals result_avals * sharding"
+    ),
     "jax._src.compiler:compile_or_get_cached": "backend computation devices compile_options ...",
     "jax._src.compiler:backend_compile_and_load": (
         "backend module executable_devices options host_callbacks"
