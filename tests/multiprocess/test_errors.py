@@ -125,3 +125,25 @@ def test_callback_that_raises_is_told_to_processes_that_wait_for_its_result(devi
     assert "too big" in first["error"]
     for text in (first["last"], second["error"], second["last"]):
         assert text.startswith(failure)
+
+
+_ENDS_SLOWLY = """
+import threading
+f = over_islands(psum)
+jaxhet.block_until_ready(f(x))
+if me == 0:
+    threading.Thread(target=time.sleep, args=(8,)).start()  # Python waits for it
+    raise ValueError("no more data")
+began = time.monotonic()
+try:
+    jaxhet.block_until_ready(f(x))
+except jaxhet.PeerError as error:
+    print("told", error, f"in {time.monotonic() - began < 4}", flush=True)
+    raise
+"""
+
+
+def test_uncaught_exception_is_told_before_other_threads_end() -> None:
+    first, second = run_both(_ENDS_SLOWLY)
+    assert (first.code, second.code) == (1, 1), first.text + second.text
+    assert "ended by an exception: ValueError: no more data; see there in True" in second.text
