@@ -391,7 +391,9 @@ class Session:
         self.close(timeout_s)
         if self.error() is None:
             return
-        if not self._is_idle:
+        if self._is_idle:
+            compat.forget_failed_callbacks()
+        else:
             compat.skip_exit_waits()
         if limit_s := self.config.exit_after_failure_s:
             self._wait_for_files()

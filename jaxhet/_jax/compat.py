@@ -101,6 +101,8 @@ def connect_client(
     state.num_processes = num_processes
     _sigterm_before[:] = [(_sigterm_action(), signal.getsignal(signal.SIGTERM))]
     state.initialize_preemption_sync_manager()
+    # A forked child has no thread of the notifier. multiprocessing ends its workers by SIGTERM.
+    os.register_at_fork(after_in_child=let_sigterm_end_the_process)
     return client
 
 
@@ -285,6 +287,18 @@ def skip_exit_waits() -> None:
 
     atexit.unregister(dispatch.wait_for_tokens)
     atexit.unregister(api.clean_up)
+
+
+def forget_failed_callbacks() -> None:
+    """Waits for callbacks, and forgets the errors that JAX's exit hooks would raise again.
+
+    A hook that raises does not close JAX's backends.
+    """
+    from jax._src import dispatch
+
+    with contextlib.suppress(RuntimeError, ValueError):
+        jax.effects_barrier()
+    dispatch.runtime_tokens.clear()
 
 
 def refuse_shared_programs() -> None:

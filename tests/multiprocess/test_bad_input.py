@@ -125,6 +125,15 @@ os.waitpid(pid, 0)
 pid = os.fork()
 if pid == 0: sys.exit(7)
 print('child ended with', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+ready, tell = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.write(tell, b'1')
+    time.sleep(10)
+    os._exit(0)
+os.read(ready, 1)
+os.kill(pid, 15)  # multiprocessing ends workers so
+print('worker ended with', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print('parent', f(1), jaxhet.last_error(), before - listening())
 jaxhet.shutdown()
 def left():
@@ -147,6 +156,7 @@ os.waitpid(pid, 0)
         assert f"child closed {closed}\n" in ended.text, ended.text
         assert "child: this process was forked from one that joined the job" in ended.text
         assert "child ended with 7\n" in ended.text, ended.text
+        assert "worker ended with -15\n" in ended.text, ended.text
         assert "TSI_DATA_CORRUPTED" not in ended.text, ended.text  # JAX's service, encrypted
         assert "parent 2 None 0\n" in ended.text, ended.text
         assert "left: []\n" in ended.text, ended.text

@@ -177,3 +177,23 @@ def test_waits_of_exit_hooks_end_after_a_failure_where_traces_are_written(
     first, _ = run(_WAITS_IN_AN_EXIT_HOOK, *job(JAXHET_TRACE_FOLDER=str(tmp_path)), timeout_s=60)
     assert "CANCELLED" in first.text
     assert [path.name for path in tmp_path.iterdir()] == ["jaxhet-0.trace.json"]
+
+
+_CALLBACKS_OF_A_FAILED_PROGRAM = """
+def told(v):
+    total = jax.lax.psum(v, "x")
+    jax.debug.callback(lambda t: None, total)
+    return total
+f = over_islands(told)
+jax.block_until_ready(f(x))
+if me == 1:
+    jax.block_until_ready(f(x))
+"""
+
+
+def test_exit_hooks_do_not_raise_the_error_of_a_failed_program_again() -> None:
+    script = SET_UP + _CALLBACKS_OF_A_FAILED_PROGRAM
+    _, second = run(script, *job(2, **_TWO_DEVICES))
+    assert second.code == 1, second.text
+    assert "process 0 (island0, " in second.text
+    assert "ignored in atexit" not in second.text
