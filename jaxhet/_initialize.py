@@ -84,6 +84,7 @@ def initialize(
     secret = read_secret(config)
     os.environ.pop("JAXHET_JOB_SECRET", None)  # programs that this process starts do not need it
     _session.used.set()
+    _open_standard_files()
     log_line = _prepare_platform(config)
     session = _join(config, secret)
     _session.install(session)
@@ -94,6 +95,13 @@ def initialize(
     atexit.register(_shutdown_at_exit)
     if log_line and session.config.process_id == 0:
         _log.LOGGER.info("%s", log_line)
+
+
+def _open_standard_files() -> None:
+    """Opens /dev/null for each closed standard file: libraries would log into a socket there."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _prepare_platform(config: Config) -> str:

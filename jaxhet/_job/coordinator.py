@@ -174,7 +174,7 @@ class Coordinator:
         acceptor = Acceptor(
             self._listener, self._receive_info, self._serve_one, "jaxhet-coordinator"
         )
-        self._wait_for_all()
+        self._wait_for_all(acceptor)
         if not self._error:
             acceptor.refuse_all()
         with self._lock:
@@ -214,7 +214,7 @@ class Coordinator:
         """Tells everybody that a process has ended (its owner saw it)."""
         self._gone(process, text)
 
-    def _wait_for_all(self) -> None:
+    def _wait_for_all(self, acceptor: Acceptor[tuple[Channel, ProcessInfo, bytes]]) -> None:
         with self._lock:
             self._lock.wait_for(lambda: self._infos or self._error or self._stop)
             self._lock.wait_for(
@@ -223,10 +223,14 @@ class Coordinator:
             if self._complete or self._error or self._stop:
                 return
             missing = [str(i) for i in range(self._num_processes) if i not in self._infos]
+        refused = ""
+        if acceptor.refused:
+            why = acceptor.last_refusal
+            refused = f" ({acceptor.refused} connections refused, the last one because {why})"
         self._fail(
             UsageError(
                 f"process {', '.join(missing)} of {self._num_processes} has not joined within"
-                f" {self._timeout_s:g} s; start it, or continue it if it is stopped, give all"
+                f" {self._timeout_s:g} s{refused}; start it, or continue it if it is stopped, give all"
                 " processes the same JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
             )
         )

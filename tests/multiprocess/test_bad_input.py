@@ -62,6 +62,20 @@ def test_secret_file_of_an_earlier_job_is_refused(tmp_path: pathlib.Path) -> Non
     assert "the same JAXHET_JOB_SECRET" in stale.text
     assert "JAXHET_JOB_SECRET_FILE with the same content (not one of an earlier job)" in stale.text
     assert "process 1 of 2 has not joined" in good.text
+    assert "because a connection with another job secret was refused" in good.text
+
+
+def test_no_connection_gets_the_number_of_a_closed_standard_file() -> None:
+    """Libraries log to these numbers, and would write into the connection."""
+    script = f"""
+import os
+told = os.fdopen(os.dup(1), "w")
+for number in range(3): os.close(number)
+{JOIN}
+print([os.readlink(f"/proc/self/fd/{{number}}") for number in range(3)], file=told, flush=True)
+"""
+    for ended in run(script, *job()):
+        assert str(["/dev/null"] * 3) in ended.text, ended.text
 
 
 @pytest.mark.slow
