@@ -226,12 +226,13 @@ class Coordinator:
         refused = ""
         if acceptor.refused:
             why = acceptor.last_refusal
-            refused = f" ({acceptor.refused} connections refused, the last one because {why})"
+            refused = f". {acceptor.refused} connections refused, the last one because {why}"
         self._fail(
             UsageError(
                 f"process {', '.join(missing)} of {self._num_processes} has not joined within"
-                f" {self._timeout_s:g} s{refused}; start it, or continue it if it is stopped, give all"
+                f" {self._timeout_s:g} s; start it, or continue it if it is stopped, give all"
                 " processes the same JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
+                f"{refused}"
             )
         )
 
