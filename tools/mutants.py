@@ -17,12 +17,14 @@ begins at mutant N, to continue a run.
 import argparse
 import ast
 import collections
+import os
 import pathlib
 import random
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 _COMPARISONS = {
@@ -38,6 +40,7 @@ _PACKAGES = {
     "jaxhet/_doctor": ["python/inspect/test_doctor.py", "python/inspect/test_findings.py"],
     "jaxhet/_clusters": ["python/test_clusters.py"],
     "jaxhet/_gpu": ["python/test_gpus.py"],
+    "jaxhet/cli": ["python/test_launch.py", "python/test_run.py"],
     "jaxhet": ["multiprocess/test_swapped_programs.py", "multiprocess/test_errors.py"],
 }  # fmt: skip
 _NUM_FILES = 8  # files of tests that name the module
@@ -129,7 +132,9 @@ def _tests(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
     for test in sorted((tree / "tests").rglob("test_*.py")):
         if re.fullmatch(rf"test_{stem}s?", test.stem):
             named.append(test)
-        elif "gpu" not in test.parts and (count := len(names.findall(test.read_text()))):
+        elif not {"gpu", "rdma_vm"}.intersection(test.parts) and (
+            count := len(names.findall(test.read_text()))
+        ):
             mentions.append(("python" not in test.parts, -count, test))
     chosen = (named + [test for *_, test in sorted(mentions)])[:_NUM_FILES]
     general = [tree / "tests" / name for name in _PACKAGES.get(str(path.parent), [])]
@@ -138,16 +143,19 @@ def _tests(tree: pathlib.Path, path: pathlib.Path) -> list[str]:
 
 
 def _outcome(command: list[str], tree: pathlib.Path) -> str:
-    process = subprocess.Popen(
-        command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        subprocess.run(["kill", "-KILL", f"-{process.pid}"], check=False)
-        process.communicate()
-        return "killed by the limit of time"
+    # A file, because a process that outlives the tests would keep a pipe open.
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            command, cwd=tree, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return "killed by the limit of time"
+        log.seek(0)
+        output = log.read()
     if process.returncode == _NOT_BUILT:
         return "not compiled"
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)|^\[  FAILED  \] (\S+)", output, re.MULTILINE)
