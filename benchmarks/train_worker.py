@@ -350,7 +350,7 @@ def _zeros(mesh: jax.sharding.Mesh, size: int) -> jax.Array:
 
 
 def _run(program: Program, steps: int, log_every: int, run_dir: pathlib.Path) -> list[float]:
-    """Trains, and writes digests at the begin and at every logged step; the loss of each step."""
+    """Trains, and writes digests at the start and at logged steps; returns each step's loss."""
     _steps.clear()
     step = _Step(program)
     run_dir.mkdir(parents=True, exist_ok=True)

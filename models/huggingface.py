@@ -67,7 +67,7 @@ class Tensors(contextlib.ExitStack):
             ) from None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor; without `inv_freq`, which older files have of `rope_theta`."""
+        """The shape of each tensor, without `inv_freq`, a copy of `rope_theta` in older files."""
         return {
             name: tuple(file.get_slice(name).get_shape())
             for name, file in self._files.items()

@@ -166,7 +166,7 @@ class HostEvent {
 StreamQueue& StreamOf(StreamHandle handle) { return *reinterpret_cast<StreamQueue*>(handle); }
 HostEvent& EventOf(EventHandle handle) { return *reinterpret_cast<HostEvent*>(handle); }
 
-// Work that can always be done.
+// Adds work that waits for nothing.
 void Do(StreamHandle stream, std::function<void()> work) {
   StreamOf(stream).Add({{.run = [work = std::move(work)] {
     work();

@@ -15,8 +15,8 @@ constexpr std::chrono::microseconds kIdlePause{50};  // between looks at the str
 
 }  // namespace
 
-// Chunks take turns on our streams, or are all for the program's, which is left to the caller to
-// flush.
+// Chunks take turns on our streams. Without streams of ours they all use the program's stream,
+// which the caller flushes.
 class TransferRunner::Works {
  public:
   Works(Device& device, Streams& streams, const Marks& marks, StreamWork* program,

@@ -21,7 +21,8 @@ namespace jaxhet {
 // of its own, from which each `jaxhet.finish` copies one member's part. Any thread may call it.
 class HostHandles {
  public:
-  // Copies the operand, to the result as well. Returns the exchange of the copy.
+  // Copies the operand into memory of its own, and into the result. Returns the exchange of that
+  // memory.
   ExchangeRequest Start(const ExchangeRequest& request);
   // Returns an exchange without bytes, in which the ranks compare their programs. When that has
   // started, Deliver() completes the request as soon as the data has arrived. None if this job has

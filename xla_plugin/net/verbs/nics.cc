@@ -213,7 +213,7 @@ std::string PciAddressOf(const std::string& device_folder) {
   const auto is_pci_address = [](const std::string& name) {
     return std::ranges::count(name, ':') == 2;
   };
-  // The device may be one below that of PCI.
+  // The device may lie some folders below its PCI device.
   while (!parts.empty() && !is_pci_address(parts.back())) parts.pop_back();
   return parts.empty() ? "" : parts.back();
 }
