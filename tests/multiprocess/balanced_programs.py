@@ -23,7 +23,7 @@ Loss = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def make_batch() -> dict[str, np.ndarray]:
-    """All microbatches of a step. Some rows are padding, and most of others."""
+    """All microbatches of a step. Some rows are all padding; others are padded at random."""
     random = np.random.default_rng(0)
     lengths = random.integers(0, POSITIONS + 1, (TOTAL, ROWS, 1)) * (np.arange(ROWS) != 1)[:, None]
     shape = (TOTAL, ROWS, POSITIONS)
