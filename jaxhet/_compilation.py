@@ -283,8 +283,8 @@ class Compilation:
         """Whether the calling thread may launch programs with exchanges."""
         return self._launcher in (None, threading.current_thread())
 
-    def may_launch(self) -> bool:
-        """Whether the thread that launches programs with exchanges has not ended."""
+    def has_launcher(self) -> bool:
+        """Whether a thread that launches programs with exchanges has not ended."""
         return self._launcher is None or self._launcher.is_alive()
 
     def check_launch(self, name: str) -> None:

@@ -91,10 +91,16 @@ def initialize(
     _config.pass_on("parent_job", config.coordinator_address)
     _distributed.take_over(jax.distributed, initialize, shutdown)
     this = weakref.ref(session)
-    os.register_at_fork(after_in_child=lambda: (s := this()) and s.abandon_in_child())
+    os.register_at_fork(after_in_child=lambda: _abandon_in_child(this()))
     atexit.register(_shutdown_at_exit)
     if log_line and session.config.process_id == 0:
         _log.LOGGER.info("%s", log_line)
+
+
+def _abandon_in_child(session: _session.Session | None) -> None:
+    compat.let_sigterm_end_the_process()  # multiprocessing ends its workers so
+    if session is not None:
+        session.abandon_in_child()
 
 
 def _open_standard_files() -> None:

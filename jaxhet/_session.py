@@ -274,7 +274,7 @@ class Session:
                 continue
             if self._membership and (cause := self._membership.failure):
                 self.engine.fail(type(cause).__name__, str(cause))
-            if not threading.main_thread().is_alive() and not self.compilation.may_launch():
+            if not threading.main_thread().is_alive() and not self.compilation.has_launcher():
                 self._report(_uncaught())  # exit hooks wait for other threads, a save for example
             failed = self.engine.wait_failure(200)
             if failed is not None:

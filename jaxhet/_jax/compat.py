@@ -101,8 +101,6 @@ def connect_client(
     state.num_processes = num_processes
     _sigterm_before[:] = [(_sigterm_action(), signal.getsignal(signal.SIGTERM))]
     state.initialize_preemption_sync_manager()
-    # A forked child has no thread of the notifier. multiprocessing ends its workers by SIGTERM.
-    os.register_at_fork(after_in_child=let_sigterm_end_the_process)
     return client
 
 

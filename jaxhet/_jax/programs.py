@@ -102,7 +102,7 @@ def _devices_of(context: Any) -> Sequence[Any]:
 
 
 def watch_callbacks(failed: Callable[[frozenset[int], BaseException], None]) -> None:
-    """Tells of callbacks that raise and whose result other devices wait for.
+    """Reports callbacks that raise while other devices wait for their result.
 
     XLA's partitioner runs a callback on one device, and broadcasts the result. In a `shard_map`
     each device runs it for itself.

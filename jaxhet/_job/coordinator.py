@@ -47,7 +47,7 @@ from jaxhet._job.membership import HEADER
 from jaxhet._job.place import UNASSIGNED
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo, disagreement
 from jaxhet._net import handshake
-from jaxhet._net.accept import Acceptor
+from jaxhet._net.accept import Acceptor, refusals
 from jaxhet._net.addresses import join_address
 from jaxhet._net.channel import Channel
 from jaxhet._net.outbox import Outbox
@@ -223,16 +223,12 @@ class Coordinator:
             if self._complete or self._error or self._stop:
                 return
             missing = [str(i) for i in range(self._num_processes) if i not in self._infos]
-        refused = ""
-        if acceptor.refused:
-            why = acceptor.last_refusal
-            refused = f". {acceptor.refused} connections refused, the last one because {why}"
         self._fail(
             UsageError(
                 f"process {', '.join(missing)} of {self._num_processes} has not joined within"
                 f" {self._timeout_s:g} s; start it, or continue it if it is stopped, give all"
                 " processes the same JAXHET_COORDINATOR_ADDRESS, or raise JAXHET_CONNECT_TIMEOUT_S"
-                f"{refused}"
+                f" ({refusals([acceptor])})"
             )
         )
 

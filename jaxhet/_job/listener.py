@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from jaxhet._errors import TransportError
 from jaxhet._job.process_info import JOB_BYTES, ProcessInfo
 from jaxhet._net import handshake
-from jaxhet._net.accept import Acceptor
+from jaxhet._net.accept import Acceptor, refusals
 from jaxhet._net.interfaces import Interface
 
 # Magic, version, channel, round trip in µs, from process, to process, job.
@@ -154,8 +154,8 @@ class Listener:
             if time.monotonic() > deadline:
                 raise TransportError(
                     f"process {', '.join(map(str, missing))} did not connect to process"
-                    f" {self.process} at {self.address} in time ({self._refusals()}); check that it"
-                    " can reach this address, or set JAXHET_SOCKET_ADDRESS here"
+                    f" {self.process} at {self.address} in time ({refusals(self._acceptors)});"
+                    " check that it can reach this address, or set JAXHET_SOCKET_ADDRESS here"
                 )
 
     def close(self) -> None:
@@ -171,13 +171,6 @@ class Listener:
         """Closes a forked child's copies of the sockets; the process goes on listening."""
         for acceptor in self._acceptors:
             acceptor.close_in_child()
-
-    def _refusals(self) -> str:
-        """The number of connections refused, and the last reason at each address."""
-        refused = sum(acceptor.refused for acceptor in self._acceptors)
-        reasons = [acceptor.last_refusal for acceptor in self._acceptors if acceptor.last_refusal]
-        why = f", the last one because {'; another one because '.join(reasons)}" if reasons else ""
-        return f"{refused} connections refused{why}"
 
     def _authenticate(self, sock: socket.socket) -> tuple[tuple[int, int], Link]:
         """Process and channel of a new connection."""

@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 MOST_HALF_OPEN = 512  # more than honest processes open at a time: each has one
 _PAUSE_S = 0.05  # when the system has no descriptor or thread left
@@ -114,3 +115,11 @@ class Acceptor[T]:
             del self._half_open[oldest]
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)
+
+
+def refusals(acceptors: Collection[Acceptor[Any]]) -> str:
+    """The number of connections refused, and the last reason of each acceptor."""
+    refused = sum(acceptor.refused for acceptor in acceptors)
+    reasons = [acceptor.last_refusal for acceptor in acceptors if acceptor.last_refusal]
+    why = f", the last one because {'; another one because '.join(reasons)}" if reasons else ""
+    return f"{refused} connections refused{why}"

@@ -168,7 +168,7 @@ class Describer:
 
     def _of_jax(self, value: Any) -> str | None:
         """Describes values of JAX's own types; None for other values."""
-        if isinstance(value, Tracer):  # a value of an outer trace, which comes as an operand too
+        if isinstance(value, Tracer):  # an operand holds the value, too
             return f"traced {value.aval.str_short(short_dtypes=True)}"
         if isinstance(value, jax.Array):
             if value.is_fully_addressable:

@@ -242,7 +242,7 @@ int32_t OpenOperands() {
   _exit(write(report.get(), &outcome, sizeof outcome) == sizeof outcome ? 0 : 1);
 }
 
-// The end of `process` of the connection that the fault breaks.
+// The end that `process` has of the connection that the fault breaks.
 Fd& EndOf(const ChaosRound& round, std::vector<std::vector<Ends>>& ends, int process, int peer) {
   Ends& chosen = ends[static_cast<size_t>(process)][static_cast<size_t>(peer)];
   const bool is_data = round.fault == Fault::kCutData || round.fault == Fault::kCorruptData;

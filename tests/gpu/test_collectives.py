@@ -136,7 +136,7 @@ def test_long_sums_come_in_parts(dtype: str, case: Case, job: Job) -> None:
 
 @pytest.mark.timeout(300)
 def test_loops_store_and_gather_at_the_places_of_their_iterations(case: Case, job: Job) -> None:
-    if (case.platform, case.transport) == ("cuda", "verbs"):
+    if (case.platform, case.transport, case.shape.devices) == ("cuda", "verbs", 1):
         # On an H200 the write of a software NIC stood in the driver until the connection failed.
         pytest.skip("a software NIC writes to a GPU by its driver, behind streams that wait")
     assert [wrong for wrong in job.ask((collectives.in_loops, ()), 300) if wrong] == []
